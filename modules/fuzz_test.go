@@ -29,8 +29,9 @@ var ours = map[string]bool{
 	"token": true, "hmac": true, "jwt": true, "mtls": true, "heuristic": true, "deepinfra": true, "rerank": true,
 }
 
-// stays reports whether lines stay inside their block, and depend on nothing else.
-func stays(lines string) bool {
+// isComplete reports whether lines are a complete part of a block: their braces match, and they use
+// no imports or variables.
+func isComplete(lines string) bool {
 	tokens, err := caddyfile.Tokenize([]byte(lines), "Caddyfile")
 	depth := 0
 	for _, token := range tokens {
@@ -57,14 +58,14 @@ var located = regexp.MustCompile(`Caddyfile:\d+|line #\d+`)
 // returns all visible text.
 func adapt(t *testing.T, directive, lines string) string {
 	t.Helper()
-	if !stays(lines) {
+	if !isComplete(lines) {
 		return ""
 	}
 	text := ":8080 {\n\troute {\n\t\t" + directive + " {\n" + lines + "\n\t\t}\n\t}\n}\n"
 	config, _, err := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}.Adapt([]byte(text), nil)
 	if err != nil {
 		if !located.MatchString(err.Error()) {
-			t.Fatalf("%s\nis refused without a line: %v", text, err)
+			t.Fatalf("%s\nthe error has no line number: %v", text, err)
 		}
 		return err.Error()
 	}
@@ -75,7 +76,7 @@ func adapt(t *testing.T, directive, lines string) string {
 		t.Fatal(err)
 	}
 	if n := checkModules(t, value); n == 0 {
-		t.Fatalf("%s\nis %s", text, config)
+		t.Fatalf("%s\nadapted to %s without a module of this project", text, config)
 	}
 	return string(config)
 }
@@ -120,7 +121,7 @@ func checkModule(t *testing.T, info caddy.ModuleInfo, config map[string]any) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
 	if err := d.Decode(module); err != nil {
-		t.Fatalf("%s cannot read %s: %v", info.ID, text, err)
+		t.Fatalf("%s cannot decode %s: %v", info.ID, text, err)
 	}
 	again, err := json.Marshal(module)
 	if err != nil {
@@ -130,12 +131,12 @@ func checkModule(t *testing.T, info caddy.ModuleInfo, config map[string]any) {
 	d = json.NewDecoder(bytes.NewReader(again))
 	d.UseNumber()
 	if err := d.Decode(&back); err != nil || !reflect.DeepEqual(back, config) {
-		t.Fatalf("%s reads %s as %s", info.ID, text, again)
+		t.Fatalf("%s decodes %s to %s", info.ID, text, again)
 	}
 }
 
-// keeps parses lines with a module, and checks that it survives a round trip through JSON.
-func keeps(t *testing.T, id, first, lines string) {
+// checkRoundTrip parses lines with a module, and checks that it survives a round trip through JSON.
+func checkRoundTrip(t *testing.T, id, first, lines string) {
 	t.Helper()
 	info, err := caddy.GetModule(id)
 	if err != nil {
@@ -143,7 +144,7 @@ func keeps(t *testing.T, id, first, lines string) {
 	}
 	module, again := info.New(), info.New()
 	tokens, err := caddyfile.Tokenize([]byte(first+" {\n"+lines+"\n}"), "Caddyfile")
-	if err != nil || !stays(lines) ||
+	if err != nil || !isComplete(lines) ||
 		module.(caddyfile.Unmarshaler).UnmarshalCaddyfile(caddyfile.NewDispenser(tokens)) != nil {
 		return
 	}
@@ -152,7 +153,7 @@ func keeps(t *testing.T, id, first, lines string) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(text, again); err != nil || !reflect.DeepEqual(module, again) {
-		t.Fatalf("%s\nis %s, which is read as %+v, %v", lines, text, again, err)
+		t.Fatalf("%s\nencodes to %s, which decodes to %+v, %v", lines, text, again, err)
 	}
 }
 
@@ -210,7 +211,7 @@ answer files roots/list {
 answer files * deliver`
 
 // A token in the first line appears neither in the JSON nor in an error, whatever the other lines
-// say.
+// contain.
 func FuzzCaddyfileGateway(f *testing.F) {
 	const secret = "c4n4ry-0123456789abcdef"
 	first := []string{
@@ -246,8 +247,9 @@ func FuzzCaddyfileGateway(f *testing.F) {
 		if strings.Contains(lines, secret[:8]) {
 			return
 		}
-		if told := adapt(t, "mcp_gateway", first[int(which)%len(first)]+"\n"+lines); strings.Contains(told, secret) {
-			t.Fatalf("with %q it tells %s", first[int(which)%len(first)], told)
+		visible := adapt(t, "mcp_gateway", first[int(which)%len(first)]+"\n"+lines)
+		if strings.Contains(visible, secret) {
+			t.Fatalf("with %q: the token is in %s", first[int(which)%len(first)], visible)
 		}
 	})
 }
@@ -259,7 +261,7 @@ func fuzzHandler(f *testing.F, directive string, blocks ...string) {
 	}
 	f.Fuzz(func(t *testing.T, lines string) {
 		adapt(t, directive, lines)
-		keeps(t, "http.handlers."+directive, directive, lines)
+		checkRoundTrip(t, "http.handlers."+directive, directive, lines)
 	})
 }
 
@@ -306,6 +308,6 @@ func FuzzCaddyfileStdio(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, lines string) {
 		adapt(t, "reverse_proxy tools:1", "transport mcp_stdio node server.js {\n"+lines+"\n}")
-		keeps(t, "http.reverse_proxy.transport.mcp_stdio", "mcp_stdio node server.js", lines)
+		checkRoundTrip(t, "http.reverse_proxy.transport.mcp_stdio", "mcp_stdio node server.js", lines)
 	})
 }

@@ -111,24 +111,25 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		name, site string
 		want       []string
 	}{
-		{"nothing", gateway(files), nil},
+		{"a good configuration", gateway(files), nil},
 		{"a separator with a dot", "mcp_gateway {\n\tseparator .\n" + files + "}", []string{separator}},
 		{"a separator with a slash", "mcp_gateway {\n\tseparator /\n" + files + "}", []string{separator}},
-		{"a command that is not there", gateway("server a stdio no-such-command-anywhere"), []string{notFound}},
-		{"a relative command that is not there", gateway("server a stdio ./no-such-command"), []string{notFound}},
-		{"a path with a space that is not there", gateway(`server a stdio "/opt/no such/command -y"`), []string{notFound}},
-		{"a directory that is not there", gateway("server a stdio sh {\n\tdir /no/such/directory\n}"),
+		{"a missing command", gateway("server a stdio no-such-command-anywhere"), []string{notFound}},
+		{"a missing relative command", gateway("server a stdio ./no-such-command"), []string{notFound}},
+		{"a missing command with spaces in its path", gateway(`server a stdio "/opt/no such/command -y"`),
+			[]string{notFound}},
+		{"a missing directory", gateway("server a stdio sh {\n\tdir /no/such/directory\n}"),
 			[]string{"dir of a child process is not a directory"}},
-		{"a home by its sign", gateway("server a stdio sh ~/data"), []string{shell}},
-		{"a home by a variable of the shell", gateway("server a stdio sh $HOME/data"), []string{shell}},
+		{"a home directory as a tilde", gateway("server a stdio sh ~/data"), []string{shell}},
+		{"a home directory as a shell variable", gateway("server a stdio sh $HOME/data"), []string{shell}},
 		{"a variable in braces", gateway("server a stdio sh --token=${API_TOKEN}"), []string{shell}},
 		{"a script for a shell", gateway("server a stdio sh -c \"echo $HOME\""), nil},
 		{"a placeholder", gateway("server a stdio sh {env.HOME}/data"), nil},
 		{"a rule that allows an unknown server", gateway(files + "client anonymous {\n\tallow fils::*\n}"),
 			[]string{"rule refers to an unknown server files"}},
-		{"a rule that allows a server unlike all others", gateway(files + "client anonymous {\n\tallow github::*\n}"),
+		{"a rule that allows a server with no similar name", gateway(files + "client anonymous {\n\tallow github::*\n}"),
 			[]string{"rule refers to an unknown server"}},
-		{"a timeout beyond its interval", gateway(files + "health_interval 1s\nhealth_timeout 2s"),
+		{"a timeout longer than its interval", gateway(files + "health_interval 1s\nhealth_timeout 2s"),
 			[]string{"health_timeout is longer than health_interval: servers that hang are checked less often"}},
 		{"certificates without TLS", gateway(files + "auth mtls"),
 			[]string{"auth mtls cannot identify clients: the site does not request client certificates; set client_auth in tls"}},
@@ -138,17 +139,17 @@ func TestDoubtfulConfigurations(t *testing.T) {
 			gateway("mcp_path /b\nrpc_path /c\nserver b http://127.0.0.1:2/mcp") + "\n}", nil},
 		{"two gateways for two hosts", "@a host a.example.com\n@b host b.example.com\nhandle @a {\n" + gateway(files) +
 			"\n}\nhandle @b {\n" + gateway(files) + "\n}", nil},
-		{"a path that is cut off", "handle_path /mcp* {\n" + gateway(files) + "\n}",
+		{"a stripped mcp_path", "handle_path /mcp* {\n" + gateway(files) + "\n}",
 			[]string{"a handler in front strips the beginning of mcp_path from requests; use handle instead of handle_path"}},
-		{"a path in front of it that is cut off", "handle_path /team/* {\n" + gateway(files) + "\n}", nil},
-		{"a mask below nothing", "observation_mask -1 2 3", []string{"negative max_chars turns the mask off; write off"}},
-		{"a window below nothing", "tool_result_mask {\n\twindow_turns -3\n}",
+		{"a stripped prefix of mcp_path", "handle_path /team/* {\n" + gateway(files) + "\n}", nil},
+		{"a negative mask", "observation_mask -1 2 3", []string{"negative max_chars turns the mask off; write off"}},
+		{"a negative window", "tool_result_mask {\n\twindow_turns -3\n}",
 			[]string{"negative window_turns turns the mask off; write enabled off"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			refusal, got := validated(t, ":8080 {\n\tbind 127.0.0.1\n"+tt.site+"\n}\n")
 			if refusal != "" || !slices.Equal(got, tt.want) {
-				t.Errorf("refused: %s\n got %q\nwant %q", refusal, got, tt.want)
+				t.Errorf("error: %s\n got %q\nwant %q", refusal, got, tt.want)
 			}
 		})
 	}

@@ -36,8 +36,8 @@ func (c *Caller) ShownName() string {
 	return c.Name
 }
 
-// Account returns the name of the caller's account at servers where each client has one; "" if it is
-// unidentified.
+// Account returns the name of the caller's account at servers where each client has one; "" if it
+// is unidentified.
 func (c *Caller) Account() string {
 	if c.Identity == OperatorIdentity {
 		return OperatorAccount
@@ -45,8 +45,8 @@ func (c *Caller) Account() string {
 	return c.Name
 }
 
-// Owner returns the owner of what is stored for the caller: its identity or, if it is unidentified,
-// its address. An IPv6 network counts as one address.
+// Owner returns the owner of everything stored for the caller: its identity or, if it is
+// unidentified, its address. An IPv6 network counts as one address.
 func (c *Caller) Owner() string {
 	if c.Identity == "" {
 		return "@" + ratelimit.Address(c.Address)
@@ -62,8 +62,8 @@ func (c *Caller) BodyOwner() string {
 	return c.Name
 }
 
-// Budget returns the owner of the rate limits of a request: the client or, if it is unidentified, its
-// address (R14).
+// Budget returns the owner of the rate limits of a request: the client or, if it is unidentified,
+// its address (R14).
 func (c *Caller) Budget() string {
 	if c.Name != "" {
 		return "client " + c.Name
@@ -71,9 +71,9 @@ func (c *Caller) Budget() string {
 	return "address " + ratelimit.Address(c.Address)
 }
 
-// MustReauthenticate reports whether a change of the configuration cannot show that the caller is no longer
-// allowed in, because the configuration has no secret to compare. Such a caller must authenticate
-// again.
+// MustReauthenticate reports whether the caller must authenticate again after a change of the
+// configuration. The configuration has no secret of such a caller to compare, so only a new request
+// can show that it is still allowed in.
 func (c *Caller) MustReauthenticate() bool {
 	name, realm, _ := strings.Cut(c.Identity, realmMark)
 	return name != "" && realm == "" && c.Identity != OperatorIdentity
@@ -87,7 +87,7 @@ func (c *Caller) Policy() *acl.Policy {
 	return c.Client.Policy
 }
 
-// Redactor returns what redacts results for the caller; nil to redact nothing.
+// Redactor returns the redactor of results for the caller; nil to redact nothing.
 func (c *Caller) Redactor() *redact.Redactor {
 	if c.Client == nil {
 		return nil
@@ -107,8 +107,8 @@ func (c Caller) Unredacted() Caller {
 // Allows reports whether the caller may use a target, possibly after a confirmation.
 func (c *Caller) Allows(target mcp.Target) bool { return c.Decide(target).Action != acl.Deny }
 
-// Decide decides whether the caller may use a target. All clients may use what the gateway itself
-// provides, except for resources that an operator makes it host.
+// Decide decides whether the caller may use a target. All clients may use the tools, prompts and
+// resources of the gateway itself, except for resources that an operator makes it host.
 func (c *Caller) Decide(target mcp.Target) acl.Decision {
 	policy := c.Policy()
 	if policy == nil {
@@ -134,12 +134,12 @@ func (c *Caller) Decide(target mcp.Target) acl.Decision {
 	case mcp.Resource:
 		return policy.Resource(target.Server, target.Name)
 	case mcp.Other:
-		if policy.Other(target.Server) {
+		if policy.AllowsOther(target.Server) {
 			return acl.Because("the whole server is allowed", acl.Allow)
 		}
 		return acl.Because("only parts of the server are allowed", acl.Deny)
 	default:
-		if policy.Server(target.Server) {
+		if policy.MayAllow(target.Server) {
 			return acl.Because("parts of the server are allowed", acl.Allow)
 		}
 		return acl.Because("no part of the server is allowed", acl.Deny)

@@ -1,7 +1,7 @@
 // Package access identifies the clients of a gateway, and decides what they may do.
 //
 // A [Caller] is the client of a request. [Rules] find its rules by its identity: a policy (package
-// acl), what is redacted, and rate limits.
+// acl), a redactor, and rate limits.
 package access
 
 import (
@@ -50,22 +50,22 @@ func (r *Rules) Match(name string) bool {
 // Anonymous is the name of unidentified clients.
 const Anonymous = "anonymous"
 
-// OperatorIdentity is the identity of the command that started this process. No rules apply to it, and
-// no client can claim it.
+// OperatorIdentity is the identity of the command that started this process. No rules apply to it,
+// and no client can claim it.
 const OperatorIdentity = "\x00operator"
 
 // OperatorLabel is the operator's name in logs and metrics.
 const OperatorLabel = "operator"
 
-// OperatorAccount is the operator's account at servers where each client has one. No client has this
-// name.
+// OperatorAccount is the operator's account at servers where each client has one. No client has
+// this name.
 const OperatorAccount = "(operator)"
 
 // realmMark separates the name from the realm in an identity.
 const realmMark = "\x01"
 
-// Identity returns the identity of a client. realm is a short hash of its secret, and tells clients of
-// the same name apart. Without a realm, the client must authenticate again after a change of the
+// Identity returns the identity of a client. realm is a short hash of its secret, and tells clients
+// of the same name apart. Without a realm, the client must authenticate again after a change of the
 // configuration.
 func Identity(name, realm string) string { return name + realmMark + realm }
 
@@ -107,8 +107,8 @@ func (r *Rules) Caller(identity string) Caller {
 	return c
 }
 
-// Users returns the names of the clients that may use a tool. All may use what the gateway itself
-// provides.
+// Users returns the names of the clients that may use a tool. All clients may use the tools of the
+// gateway itself.
 func (r *Rules) Users(target mcp.Target, annotations mcp.Annotations) (names []string) {
 	for _, c := range r.clients {
 		tool := (&Caller{Name: c.Name, Askable: true}).NewTool(target.Server, target.Name)
@@ -129,7 +129,7 @@ func (r *Rules) Sees(identity, server string) bool {
 		return true
 	}
 	caller := r.Caller(identity)
-	return caller.Policy().Server(server)
+	return caller.Policy().MayAllow(server)
 }
 
 // AllowsSubscription reports whether a client may get notifications about a resource.
@@ -150,26 +150,26 @@ func (r *Rules) AllowsUnknown(identity, server string) bool {
 	return caller.Allows(mcp.Target{Server: server, Kind: mcp.Other})
 }
 
-// appendLimits appends those of limits that apply to a message. request is false for messages other
-// than requests.
+// appendLimits appends the limits that apply to a message. request is false for messages other than
+// requests.
 func appendLimits(dst []ratelimit.Limit, limits []Limit, target mcp.Target, request bool) []ratelimit.Limit {
 	for i := range limits {
 		switch l := &limits[i]; {
 		case l.pattern != nil:
 			if request && target.Kind == mcp.Tool && l.pattern.Match(target.Server, target.Name) {
-				dst = append(dst, l.own)
+				dst = append(dst, l.requests)
 			}
 		case request:
-			dst = append(dst, l.own)
+			dst = append(dst, l.requests)
 		default:
-			dst = append(dst, l.others)
+			dst = append(dst, l.other)
 		}
 	}
 	return dst
 }
 
-// Limits appends the limits that apply to a message of a client. request is false for messages other
-// than requests.
+// Limits appends the limits that apply to a message of a client. request is false for messages
+// other than requests.
 func (r *Rules) Limits(dst []ratelimit.Limit, c *Caller, target mcp.Target, request bool) []ratelimit.Limit {
 	var own []Limit
 	if c.Client != nil {
@@ -196,20 +196,20 @@ func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
 // A Limit limits the rate of a client's requests.
 type Limit struct {
-	pattern *mcp.Pattern // nil for all requests
-	own     ratelimit.Limit
-	others  ratelimit.Limit // for messages other than requests
+	pattern  *mcp.Pattern // nil for all requests
+	requests ratelimit.Limit
+	other    ratelimit.Limit // for other messages
 }
 
-// othersFactor is how many other messages are allowed per request: handshakes, notifications, responses
-// to server requests, streams. They have a budget of their own, so a client that reconnects keeps its
-// budget for requests.
-const othersFactor = 10
+// otherFactor is how many other messages are allowed per request: handshakes, notifications,
+// responses to server requests, streams. They have a budget of their own, so a client that
+// reconnects keeps its budget for requests.
+const otherFactor = 10
 
-// NewLimit returns a Limit on calls of the tools that match a pattern, or on all requests if pattern
-// is nil.
+// NewLimit returns a Limit on calls of the tools that match a pattern, or on all requests if
+// pattern is nil.
 func NewLimit(l ratelimit.Limit, pattern *mcp.Pattern) Limit {
-	aside := l
-	aside.Key, aside.N, aside.Burst = l.Key+" aside", othersFactor*l.N, othersFactor*l.Burst
-	return Limit{pattern, l, aside}
+	other := l
+	other.Key, other.N, other.Burst = l.Key+" aside", otherFactor*l.N, otherFactor*l.Burst
+	return Limit{pattern, l, other}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// policy returns a policy that allows only a pattern.
+// policy returns a policy that allows only what matches a pattern.
 func policy(t *testing.T, pattern string) *acl.Policy {
 	t.Helper()
 	p, err := acl.New([]acl.Rule{{Action: acl.Allow, Pattern: pattern}}, acl.Deny)
@@ -29,7 +29,7 @@ func TestCallers(t *testing.T) {
 	for _, tt := range []struct {
 		identity          string
 		name, label       string
-		rules             string // name of the rules; "" for none
+		rules             string // name of the rules, "" for none
 		owner, account    string
 		seesA, isVolatile bool
 	}{
@@ -37,7 +37,7 @@ func TestCallers(t *testing.T) {
 		{Identity("ann", "token"), "ann", "ann", "ann", Identity("ann", "token"), "ann", true, false},
 		{"ann@example.com", "ann", "ann", "ann", "ann@example.com", "ann", true, true},
 		{"ci-7", "ci-7", "ci-*", "ci-*", "ci-7", "ci-7", false, true},
-		{"ci-1", "ci-1", "ci-1", "ci-1", "ci-1", "ci-1", true, true}, // its own block comes before the pattern
+		{"ci-1", "ci-1", "ci-1", "ci-1", "ci-1", "ci-1", true, true}, // the exact name precedes the pattern
 		{"bob", "bob", "other", "", "bob", "bob", true, true},
 		{"", "", Anonymous, "", "@192.0.2.1", "", true, false},
 		{OperatorIdentity, "", OperatorLabel, "", OperatorIdentity, OperatorAccount, true, false},
@@ -56,11 +56,11 @@ func TestCallers(t *testing.T) {
 		}
 		target := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
 		if r.Sees(tt.identity, "a") != tt.seesA || c.Allows(target) != tt.seesA {
-			t.Errorf("%q: sees the server %t, may call its tool %t", tt.identity, r.Sees(tt.identity, "a"), c.Allows(target))
+			t.Errorf("%q: sees the server: %t, may call its tool: %t", tt.identity, r.Sees(tt.identity, "a"), c.Allows(target))
 		}
 	}
 	if !r.Match("ann@example.com") || r.Match("ann") || r.Match("") {
-		t.Error("Match is about other names than those of a match")
+		t.Error("Match uses names other than identities")
 	}
 }
 
@@ -74,7 +74,7 @@ func TestHiddenCharacters(t *testing.T) {
 				t.Errorf("%q: %t", name, got)
 			}
 			if got := c.DecideCall(target, []byte(`{}`)).Action != acl.Deny; got != want {
-				t.Errorf("a call of %q: %t", name, got)
+				t.Errorf("call of %q: %t", name, got)
 			}
 		}
 	}

@@ -47,7 +47,7 @@ func ParseAction(name string) (Action, bool) {
 //	server::*                   everything of a server
 //	server::tool                tools
 //	tool:server::name           tools
-//	read_only                   tools with this annotation; also destructive, idempotent, open_world
+//	read_only                   tools with this annotation; or destructive, idempotent, open_world
 //	read_only:server::name      tools with this annotation and name
 //	prompt:server::name         prompts
 //	resource:prefix             resources, of any server
@@ -73,7 +73,7 @@ type Tool struct {
 type Decision struct {
 	Action  Action
 	Depends bool    // the verdict depends on arguments that are not known yet
-	before  []*rule // earlier rules that decide instead if the arguments meet their conditions
+	earlier []*rule // earlier rules that decide instead if the arguments meet their conditions
 	Err     error   // a failure that caused the denial
 	rule    *rule   // the deciding rule, or nil
 	reason  string  // the reason without a rule; "" for the default of the policy
@@ -81,17 +81,18 @@ type Decision struct {
 
 // newDecision returns the decision of a rule, or the default if it is nil. The rules before it may
 // decide instead; for a denial they do not matter.
-func newDecision(action Action, decisive *rule, before []*rule) Decision {
+func newDecision(action Action, decisive *rule, earlier []*rule) Decision {
 	if action == Deny {
-		before = nil
+		earlier = nil
 	}
-	return Decision{Action: action, Depends: len(before) > 0, rule: decisive, before: before}
+	return Decision{Action: action, Depends: len(earlier) > 0, rule: decisive, earlier: earlier}
 }
 
 // Because returns a decision without a rule, for the given reason.
 func Because(reason string, action Action) Decision { return Decision{Action: action, reason: reason} }
 
-// Reason returns the deciding rule as written, or the reason without one, and the error if there is one.
+// Reason returns the deciding rule as written, or the reason without one, and the error if there is
+// one.
 func (d Decision) Reason() string {
 	reason := d.reason
 	switch {
@@ -100,7 +101,7 @@ func (d Decision) Reason() string {
 	case reason == "":
 		reason = "default " + d.Action.String()
 	}
-	for _, r := range slices.Backward(d.before) {
+	for _, r := range slices.Backward(d.earlier) {
 		reason = r.String() + ", else " + reason
 	}
 	if d.Err != nil {
@@ -120,13 +121,13 @@ type Policy struct {
 	fingerprint string
 }
 
-// New compiles rules. The first rule that selects an item decides; otherwise is the action for items
-// that no rule selects.
+// New compiles rules. The first rule that selects an item decides; otherwise is the action for
+// items that no rule selects.
 func New(rules []Rule, otherwise Action) (*Policy, error) {
 	p := &Policy{otherwise: otherwise}
 	text := []byte{byte(otherwise)}
 	for _, r := range rules {
-		compiled, err := compile(r)
+		compiled, err := compileRule(r)
 		if err != nil {
 			return nil, err
 		}
@@ -141,9 +142,9 @@ func New(rules []Rule, otherwise Action) (*Policy, error) {
 	return p, nil
 }
 
-// Server reports whether any item of a server may be allowed. If not, the gateway need not
+// MayAllow reports whether any item of a server may be allowed. If not, the gateway need not
 // contact it.
-func (p *Policy) Server(server string) bool {
+func (p *Policy) MayAllow(server string) bool {
 	if p == nil {
 		return true
 	}
@@ -195,9 +196,9 @@ func (p *Policy) restricts(server string, wanted kinds) bool {
 	return p.otherwise != Allow
 }
 
-// Other reports whether a client may send requests that concern no tool, prompt or resource. That
-// needs a rule, or a default, that allows the whole server.
-func (p *Policy) Other(server string) bool {
+// AllowsOther reports whether a client may send requests that concern no tool, prompt or resource.
+// That needs a rule, or a default, that allows the whole server.
+func (p *Policy) AllowsOther(server string) bool {
 	if p == nil {
 		return true
 	}
@@ -339,7 +340,7 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 		if r.whole || r.selects(at) {
 			return r.decision()
 		}
-		if r.Action == Allow && within(r.at.exact, at.exact) && !p.denied(server, i) {
+		if r.Action == Allow && isWithin(r.prefix.canonical, at.canonical) && !p.prefixDenied(server, i) {
 			return r.decision()
 		}
 	}
@@ -350,7 +351,7 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 // which contains everything, if the template has no literal prefix. If the rules are not needed,
 // decided is true and d is the decision.
 func (p *Policy) template(server, uriTemplate string) (at location, d Decision, decided bool) {
-	beginning, open := literal(uriTemplate)
+	beginning, open := literalPrefix(uriTemplate)
 	switch {
 	case p == nil:
 		return at, Unrestricted, true
@@ -371,8 +372,8 @@ func incomparable(err error) Decision {
 	return Decision{reason: "the URI cannot be compared", Err: err}
 }
 
-// Everything reports whether every URI made from a template may be read.
-func (p *Policy) Everything(server, uriTemplate string) bool {
+// AllowsAllURIs reports whether every URI made from a template may be read.
+func (p *Policy) AllowsAllURIs(server, uriTemplate string) bool {
 	at, decision, decided := p.template(server, uriTemplate)
 	if decided {
 		return decision.Action == Allow
@@ -385,18 +386,19 @@ func (p *Policy) Everything(server, uriTemplate string) bool {
 		switch {
 		case r.whole, r.selects(at):
 			return r.Action == Allow
-		case r.Action == Deny && (len(at.readings) == 0 || within(r.at.readings[0], at.readings[0])):
+		case r.Action == Deny && (len(at.readings) == 0 || isWithin(r.prefix.readings[0], at.readings[0])):
 			return false
 		}
 	}
 	return p.otherwise == Allow
 }
 
-// denied reports whether a rule before the nth denies the prefix of the nth.
-func (p *Policy) denied(server string, n int) bool {
+// prefixDenied reports whether a rule before the nth denies the prefix of the nth rule.
+func (p *Policy) prefixDenied(server string, n int) bool {
 	for i := range p.rules[:n] {
 		r := &p.rules[i]
-		if r.Action == Deny && r.kinds&resources != 0 && mcp.MatchName(r.server, server) && r.selects(p.rules[n].at) {
+		if r.Action == Deny && r.kinds&resources != 0 && mcp.MatchName(r.server, server) &&
+			r.selects(p.rules[n].prefix) {
 			return true
 		}
 	}
@@ -429,9 +431,9 @@ func (p *Policy) Fingerprint() string {
 	return p.fingerprint
 }
 
-// literal returns the common beginning of all URIs made from a template, in whole segments. A
+// literalPrefix returns the common beginning of all URIs made from a template, in whole segments. A
 // template without variables is not open.
-func literal(template string) (beginning string, open bool) {
+func literalPrefix(template string) (beginning string, open bool) {
 	beginning, expression, open := strings.Cut(template, "{")
 	if !open || strings.ContainsAny(beginning, "?#") {
 		return beginning, open

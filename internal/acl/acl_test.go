@@ -11,7 +11,7 @@ import (
 
 func TestNoPolicyAllowsEverything(t *testing.T) {
 	var p *Policy
-	if !p.Server("a") {
+	if !p.MayAllow("a") {
 		t.Error("the server is denied")
 	}
 	for _, d := range []Decision{
@@ -22,13 +22,13 @@ func TestNoPolicyAllowsEverything(t *testing.T) {
 		}
 	}
 	if p.Restricts("a") || p.Shadowed() != nil || p.Fingerprint() != "" {
-		t.Error("it has rules")
+		t.Error("a nil policy has rules")
 	}
 }
 
 func TestNewRefuses(t *testing.T) { // A53, A54, A55
 	for _, test := range []struct{ name, pattern, want string }{
-		{"nothing", "", "missing ::"},
+		{"an empty pattern", "", "missing ::"},
 		{"a server alone", "beta", "write server::* for a whole server"},
 		{"a star and more", "b*", "missing ::"},
 		{"a tool without a server", "tool:read", "missing ::"},
@@ -48,13 +48,13 @@ func TestNewRefuses(t *testing.T) { // A53, A54, A55
 		{"a prefix with a variable", "resource:file:///{x}", "a prefix cannot contain variables"},
 		{"a prefix with a query", "resource:file:///x?y", "a prefix cannot contain a query"},
 		{"a prefix with a fragment", "resource:file:///x#y", "a prefix cannot contain a query or fragment"},
-		{"a prefix with a broken escape", "resource:file:///%zz", "not followed by two hexadecimal digits"},
+		{"a prefix with an invalid escape", "resource:file:///%zz", "not followed by two hexadecimal digits"},
 		{"a prefix with a line break", "resource:file:///a\nb", "control characters"},
 		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host is ambiguous"},
 		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path is ambiguous"},
 		{"a prefix of a file without a root", "resource:file:srv", "its path is ambiguous"},
-		{"an annotation that is misspelled", "readonly", "did you mean read_only?"},
-		{"an annotation of no server", "read_only:files", "missing ::"},
+		{"a misspelled annotation", "readonly", "did you mean read_only?"},
+		{"an annotation without ::", "read_only:files", "missing ::"},
 		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too many times"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -114,8 +114,8 @@ func TestShadowed(t *testing.T) { // A57
 		want         []string
 	}{
 		{"no rules", "deny", nil},
-		{"the narrow one first", "allow a::x, deny a::*, deny", nil},
-		{"the wide one first", "deny a::*, allow a::x, deny",
+		{"the narrow pattern first", "allow a::x, deny a::*, deny", nil},
+		{"the wide pattern first", "deny a::*, allow a::x, deny",
 			[]string{`allow a::x never applies, because deny a::* comes before it`}},
 		{"the same action", "deny a::*, deny a::x, allow", nil},
 		{"the same pattern", "deny a::x, allow a::x, allow",
@@ -127,7 +127,7 @@ func TestShadowed(t *testing.T) { // A57
 		}},
 		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow",
 			[]string{`allow ab*::x*z*y never applies, because deny a*::x*y* comes before it`}},
-		{"stars beside stars", "deny ab*::*, allow a*::x, allow", nil},
+		{"stars that overlap", "deny ab*::*, allow a*::x, allow", nil},
 		{"tools do not shadow prompts", "deny tool:a::*, allow prompt:a::x, allow", nil},
 		{"tools do not shadow a server", "deny tool:a::*, allow a::*, allow", nil},
 		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow",
@@ -136,7 +136,7 @@ func TestShadowed(t *testing.T) { // A57
 			[]string{`allow resource:file:///a/b never applies, because deny resource:FILE:/A/ comes before it`}},
 		{"a wide prefix of another server", "allow resource:a::file:///a, deny resource:b::file:///a/b, allow", nil},
 		{"a wide prefix of one server", "allow resource:a::file:///a, deny resource:file:///a/b, allow", nil},
-		{"a prefix beside it", "allow resource:file:///a, deny resource:file:///ab, allow", nil},
+		{"a prefix of a longer name", "allow resource:file:///a, deny resource:file:///ab, allow", nil},
 		{"a prefix and all", "deny resource:file:///a, allow resource:*, allow", nil},
 		{"annotations", "allow read_only, deny read_only:a::x, deny destructive:a::x, deny", []string{
 			"deny read_only:a::x never applies, because allow read_only comes before it",
@@ -181,13 +181,13 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 		name   string
 		decide func() bool
 	}{
-		{"on a server", func() bool { return p.Server("alpha") }},
+		{"on a server", func() bool { return p.MayAllow("alpha") }},
 		{"on restrictions", func() bool { return p.Restricts("alpha") }},
 		{"on a tool", func() bool { return isAllowed(p.Tool(tool)) }},
 		{"on a prompt", func() bool { return isAllowed(p.Prompt("alpha", "p")) }},
-		{"on a resource that no rule is about", func() bool { return isAllowed(p.Resource("alpha", "file:///a/%2e%2e/b")) }},
-		{"on a template that no rule is about", func() bool { return isAllowed(p.Template("alpha", "file:///a/{b}")) }},
-		{"on a resource of a server that is denied", func() bool { return isAllowed(p.Resource("b", "file:///a/%2e%2e/b")) }},
+		{"on a resource without rules", func() bool { return isAllowed(p.Resource("alpha", "file:///a/%2e%2e/b")) }},
+		{"on a template without rules", func() bool { return isAllowed(p.Template("alpha", "file:///a/{b}")) }},
+		{"on a resource of a denied server", func() bool { return isAllowed(p.Resource("b", "file:///a/%2e%2e/b")) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if n := testing.AllocsPerRun(100, func() { test.decide() }); n != 0 {
@@ -197,7 +197,7 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 	}
 }
 
-func TestLiteral(t *testing.T) { // A69
+func TestLiteralPrefix(t *testing.T) { // A69
 	for _, test := range []struct {
 		template, want string
 		open           bool
@@ -219,7 +219,7 @@ func TestLiteral(t *testing.T) { // A69
 		{"{id}", "", true},
 		{"{", "", true},
 	} {
-		if got, open := literal(test.template); got != test.want || open != test.open {
+		if got, open := literalPrefix(test.template); got != test.want || open != test.open {
 			t.Errorf("%s: got %q, %v", test.template, got, open)
 		}
 	}

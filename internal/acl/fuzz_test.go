@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// FuzzResource compares with a reader of URIs that is slow and simple, and knows
-// nothing of what else a server may take for the same.
+// FuzzResource compares decisions with a slow and simple comparison of URIs, which does not
+// consider other spellings that a server may treat as equal.
 func FuzzResource(f *testing.F) { // A55
 	for _, uri := range []string{
 		"file:///secret/x", "file:///pub/../secret", "file:///pub/%2e%2e/secret", "file:///%2573ecret/x", `file:\\\secret\x`,
@@ -34,7 +34,7 @@ func FuzzResource(f *testing.F) { // A55
 			below, ok := isBelow(uri, prefix)
 			denied, allowed := !isAllowed(denies[prefix].Resource("s", uri)), isAllowed(allows[prefix].Resource("s", uri))
 			if allowed && !denied {
-				t.Errorf("%q is below %s to allow it and not to deny it", uri, prefix)
+				t.Errorf("%q is below %s for an allow rule, but not for a deny rule", uri, prefix)
 			}
 			if ok && below && !denied {
 				t.Errorf("%q is below %s and not denied", uri, prefix)
@@ -43,13 +43,13 @@ func FuzzResource(f *testing.F) { // A55
 				t.Errorf("%q is not below %s and allowed", uri, prefix)
 			}
 			if isAllowed(denies[prefix].Template("s", uri)) && !strings.Contains(uri, "{") && denied {
-				t.Errorf("%q is shown and not read", uri)
+				t.Errorf("%q is listed, but cannot be read", uri)
 			}
 		}
 	})
 }
 
-// isBelow reports whether a URI comes to one below a prefix.
+// isBelow reports whether a URI is below a prefix. ok is false if the URI is invalid.
 func isBelow(uri, prefix string) (below, ok bool) {
 	u, err := url.Parse(uri)
 	if err != nil {
@@ -79,8 +79,8 @@ func cleanPath(u *url.URL) string {
 	return strings.ToLower(path.Clean("/" + strings.ReplaceAll(p, `\`, "/")))
 }
 
-// Of any two rules the first that selects something decides on it. What is said of a server
-// as a whole holds for all that it has.
+// Of two rules, the first one that selects an item decides on it. The results for a whole server
+// are consistent with those for its items.
 func FuzzRules(f *testing.F) {
 	for _, patterns := range [][2]string{
 		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"},
@@ -115,7 +115,7 @@ func FuzzRules(f *testing.F) {
 				"tool":           func(p *Policy) bool { return isAllowed(p.Tool(newTool(server, name, mcp.Unannotated))) },
 				"read-only tool": func(p *Policy) bool { return isAllowed(p.Tool(newTool(server, name, mcp.ReadOnly))) },
 				"prompt":         func(p *Policy) bool { return isAllowed(p.Prompt(server, name)) },
-				"other":          func(p *Policy) bool { return p.Other(server) },
+				"other":          func(p *Policy) bool { return p.AllowsOther(server) },
 			}
 			for kind, ask := range asked {
 				want := otherwise
@@ -127,13 +127,13 @@ func FuzzRules(f *testing.F) {
 				if got := ask(p); got != want {
 					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t", a, b, otherwise, kind, name, server, got)
 				}
-				if got := ask(p); got && !p.Server(server) || !got && !p.Restricts(server) {
+				if got := ask(p); got && !p.MayAllow(server) || !got && !p.Restricts(server) {
 					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t, and of the server anything: %t, not all: %t", a, b,
-						otherwise, kind, name, server, got, p.Server(server), p.Restricts(server))
+						otherwise, kind, name, server, got, p.MayAllow(server), p.Restricts(server))
 				}
 			}
 			resource := isAllowed(p.Resource(server, uri))
-			if resource && !p.Server(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) &&
+			if resource && !p.MayAllow(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) &&
 				!p.Restricts(server) {
 				t.Fatalf("%+v, %+v, else %t: %q of %q is allowed: %t", a, b, otherwise, uri, server, resource)
 			}
@@ -142,7 +142,7 @@ func FuzzRules(f *testing.F) {
 				t.Fatalf("%+v, %+v, else %t: the fingerprint is %s", a, b, otherwise, p.Fingerprint())
 			}
 		}
-		// What a pattern selects, told in another way.
+		// Determine independently what a pattern selects.
 		kind, rest := "", first
 		if strings.Contains(first, "read_only") || strings.Contains(first, "destructive") || strings.Contains(first,
 			"idempotent") || strings.Contains(first, "open_world") {
@@ -166,7 +166,7 @@ func FuzzRules(f *testing.F) {
 	})
 }
 
-// fits reports whether a name fits a pattern, by trying.
+// fits reports whether a name matches a pattern. It tries all possibilities.
 func fits(pattern, name string) bool {
 	before, after, star := strings.Cut(pattern, "*")
 	rest, ok := strings.CutPrefix(name, before)

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// onNetwork reports whether the host in a URI of this scheme is a network host. In other schemes it may
-// be any name: note://010/ and note://8/ are two notes.
-func onNetwork(scheme string) bool { return scheme == "file" || defaultPorts[scheme] != "" }
+// hasNetworkHost reports whether the host in a URI of this scheme is a network host. In other
+// schemes it may be any name: note://010/ and note://8/ are two notes.
+func hasNetworkHost(scheme string) bool { return scheme == "file" || defaultPorts[scheme] != "" }
 
-// canonicalAddress returns a host as browsers and resolvers read it: 2852039166,
-// 0xa9.254.43518 and [::ffff:a9fe:a9fe] are 169.254.169.254. It is not ok for an invalid
-// address, or an IPv6 address that may be translated to an IPv4 address. It returns names unchanged.
+// canonicalAddress returns a host as browsers and resolvers read it: 2852039166, 0xa9.254.43518 and
+// [::ffff:a9fe:a9fe] are 169.254.169.254. It is not ok for an invalid address, or an IPv6 address
+// that may be translated to an IPv4 address. It returns names unchanged.
 func canonicalAddress(host string) (address string, ok bool) {
 	if inner, bracket := strings.CutPrefix(host, "["); bracket {
 		inner, closed := strings.CutSuffix(inner, "]")
@@ -23,13 +23,13 @@ func canonicalAddress(host string) (address string, ok bool) {
 		switch {
 		case ip.Is4In6():
 			return ip.Unmap().String(), true
-		case translated(ip):
+		case isTranslated(ip):
 			return "", false
 		}
 		return "[" + ip.String() + "]", true
 	}
 	labels := strings.Split(host, ".")
-	if _, isNumber := number(labels[len(labels)-1]); !isNumber {
+	if _, isNumber := parseNumber(labels[len(labels)-1]); !isNumber {
 		return host, true
 	}
 	return dottedQuad(labels)
@@ -41,7 +41,7 @@ var translations = []netip.Prefix{
 	netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"),
 }
 
-func translated(ip netip.Addr) bool {
+func isTranslated(ip netip.Addr) bool {
 	for _, prefix := range translations {
 		if prefix.Contains(ip) {
 			return true
@@ -50,10 +50,10 @@ func translated(ip netip.Addr) bool {
 	return false
 }
 
-// number parses a label of decimal digits, or of hexadecimal digits after 0x. A number that is too
-// large has a value above any address. So has a number with a leading 0 that is not the same in octal
-// and in decimal, because resolvers disagree on it.
-func number(label string) (n uint64, isNumber bool) {
+// parseNumber parses a label of decimal digits, or of hexadecimal digits after 0x. A number that is
+// too large has a value above any address. So has a number with a leading 0 that is not the same in
+// octal and in decimal, because resolvers disagree on it.
+func parseNumber(label string) (n uint64, isNumber bool) {
 	const invalid = 1 << 40 // larger than any address
 	digits, base := label, 10
 	switch {
@@ -88,7 +88,7 @@ func dottedQuad(labels []string) (string, bool) {
 	}
 	var address uint64
 	for i, label := range labels {
-		n, isNumber := number(label)
+		n, isNumber := parseNumber(label)
 		left := 4 - i // bytes
 		if i < len(labels)-1 {
 			left = 1

@@ -14,16 +14,16 @@ import (
 // A location is the canonical form of a URI without its query and fragment: a scheme, an optional
 // host, and the segments of a path.
 type location struct {
-	exact string // scheme://host/segment/segment, all escapes decoded
+	canonical string // scheme://host/segment/segment, all escapes decoded
 
 	// Other forms that servers may treat as equal: they may ignore case, the host of a file URI, or
 	// the end of a segment. The first form has all segments in full.
 	readings []string
 }
 
-// within reports whether s is the location prefix or below it. Every location is within the empty
+// isWithin reports whether s is the location prefix or below it. Every location is within the empty
 // prefix.
-func within(s, prefix string) bool {
+func isWithin(s, prefix string) bool {
 	rest, ok := strings.CutPrefix(s, prefix)
 	return ok && (rest == "" || prefix == "" || rest[0] == '/')
 }
@@ -58,7 +58,7 @@ func isWeb(scheme string) bool {
 
 // locate returns the location of a URI. It fails if the URI has no canonical form.
 func locate(uri string) (location, error) {
-	if err := check(uri); err != nil {
+	if err := checkCharacters(uri); err != nil {
 		return location{}, err
 	}
 	scheme, rest, ok := cutScheme(uri)
@@ -73,7 +73,7 @@ func locate(uri string) (location, error) {
 	if err != nil {
 		return location{}, err
 	}
-	segments, err := resolve(path, opaque(scheme, rest))
+	segments, err := resolvePath(path, isOpaque(scheme, rest))
 	if err != nil {
 		return location{}, err
 	}
@@ -83,16 +83,16 @@ func locate(uri string) (location, error) {
 	if scheme == "file" {
 		switch {
 		case len(segments) > 0 && isDrive(segments[0]):
-			segments[0] = drive(segments[0])
+			segments[0] = canonicalDrive(segments[0])
 		case rest != "" && !isSlash(rune(rest[0])):
 			return location{}, errSegments // relative to the root for browsers, to the working directory for others
 		}
 	}
-	return join(scheme, host, segments), nil
+	return newLocation(scheme, host, segments), nil
 }
 
-// check refuses characters and escapes that are invalid in a URI.
-func check(uri string) error {
+// checkCharacters refuses characters and escapes that are invalid in a URI.
+func checkCharacters(uri string) error {
 	if !isText(uri) {
 		return errCharacters
 	}
@@ -139,7 +139,7 @@ func cutQuery(rest string) (string, error) {
 	if i < 0 {
 		return rest, nil
 	}
-	query, err := decode(rest[i:])
+	query, err := unescapeAll(rest[i:])
 	if err != nil {
 		return "", err
 	}
@@ -151,9 +151,9 @@ func cutQuery(rest string) (string, error) {
 	return rest[:i], nil
 }
 
-// opaque reports whether the part after a scheme is not a path. Its parts are divided by colons, as
-// in urn:isbn:123.
-func opaque(scheme, rest string) bool {
+// isOpaque reports whether the part after a scheme is not a path. Its parts are divided by colons,
+// as in urn:isbn:123.
+func isOpaque(scheme, rest string) bool {
 	return scheme != "file" && !isWeb(scheme) && rest != "" && !isSlash(rune(rest[0]))
 }
 
@@ -190,7 +190,7 @@ func canonicalHost(scheme, authority string) (string, error) {
 	if _, after, ok := strings.Cut(authority, "@"); ok {
 		host = after
 	}
-	host, err := decode(host)
+	host, err := unescapeAll(host)
 	if err != nil {
 		return "", err
 	}
@@ -201,7 +201,7 @@ func canonicalHost(scheme, authority string) (string, error) {
 		return "", errHost
 	}
 	for i := range len(host) {
-		if host[i] >= utf8.RuneSelf && scheme != "file" && onNetwork(scheme) {
+		if host[i] >= utf8.RuneSelf && scheme != "file" && hasNetworkHost(scheme) {
 			return "", errHost // libraries convert it to Punycode in different ways
 		}
 	}
@@ -209,7 +209,7 @@ func canonicalHost(scheme, authority string) (string, error) {
 		return host, nil
 	}
 	name, port := cutPort(scheme, strings.ToLower(host))
-	if onNetwork(scheme) {
+	if hasNetworkHost(scheme) {
 		var ok bool
 		if name, ok = canonicalAddress(name); !ok {
 			return "", errHost
@@ -243,15 +243,15 @@ func cutPort(scheme, host string) (name, port string) {
 	return name, ":" + port
 }
 
-// resolve returns the segments of a path. Some servers resolve .. before they unescape, as URIs
-// require; some do it after, as files require; some cut parameters off first. resolve fails if the
-// results differ.
-func resolve(path string, opaque bool) ([]string, error) {
+// resolvePath returns the segments of a path. Some servers resolve .. before they unescape, as URIs
+// require; some do it after, as files require; some cut parameters off first. resolvePath fails if
+// the results differ.
+func resolvePath(path string, opaque bool) ([]string, error) {
 	divides := isSlash
 	if opaque {
 		divides = func(c rune) bool { return isSlash(c) || c == ':' }
 	}
-	decoded, err := decode(path)
+	decoded, err := unescapeAll(path)
 	if err != nil {
 		return nil, err
 	}
@@ -298,7 +298,7 @@ func resolveURI(path string) string {
 
 // hasSegments reports whether a path has exactly these segments.
 func hasSegments(segments []string, path string, divides func(rune) bool) bool {
-	decoded, err := decode(path)
+	decoded, err := unescapeAll(path)
 	if err != nil {
 		return false
 	}
@@ -315,8 +315,8 @@ func hasSegments(segments []string, path string, divides func(rune) bool) bool {
 	return i == len(segments)
 }
 
-// decode unescapes until nothing changes. A % that is not part of an escape stays.
-func decode(s string) (string, error) {
+// unescapeAll unescapes until nothing changes. A % that is not part of an escape stays.
+func unescapeAll(s string) (string, error) {
 	for range maxDecodings {
 		decoded := unescape(s)
 		if decoded == s {
@@ -340,7 +340,7 @@ func unescape(s string) string {
 			decoded, s = append(decoded, '%'), s[1:]
 			continue
 		}
-		decoded, s = append(decoded, digit(s[1])<<4|digit(s[2])), s[3:]
+		decoded, s = append(decoded, hexValue(s[1])<<4|hexValue(s[2])), s[3:]
 	}
 	return string(append(decoded, s...))
 }
@@ -349,7 +349,7 @@ func isHex(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c|0x20 && c|0x20 <= 'f'
 }
 
-func digit(c byte) byte {
+func hexValue(c byte) byte {
 	if c <= '9' {
 		return c - '0'
 	}
@@ -363,23 +363,23 @@ func isDrive(s string) bool {
 	return len(s) == 2 && 'a' <= s[0]|0x20 && s[0]|0x20 <= 'z' && (s[1] == ':' || s[1] == '|')
 }
 
-func drive(s string) string { return string([]byte{s[0] | 0x20, ':'}) }
+func canonicalDrive(s string) string { return string([]byte{s[0] | 0x20, ':'}) }
 
-// join makes a location from its parts.
-func join(scheme, host string, segments []string) location {
-	at := location{exact: scheme + ":"}
+// newLocation makes a location from its parts.
+func newLocation(scheme, host string, segments []string) location {
+	at := location{canonical: scheme + ":"}
 	if host != "" {
-		at.exact += "//" + host
+		at.canonical += "//" + host
 	}
 	var whole, cut strings.Builder
 	for _, segment := range segments {
 		whole.WriteString("/" + fold(segment))
-		if head := cutEnd(segment); head != "" {
+		if head := cutTerminator(segment); head != "" {
 			cut.WriteString("/" + fold(head))
 		}
 	}
 	if len(segments) > 0 {
-		at.exact += "/" + strings.Join(segments, "/")
+		at.canonical += "/" + strings.Join(segments, "/")
 	}
 	hosts := []string{""}
 	switch {
@@ -400,7 +400,7 @@ func join(scheme, host string, segments []string) location {
 // isDots reports whether a file system or server may take a segment for . or .., because it ignores
 // the end of the segment or invisible characters in it.
 func isDots(segment string) bool {
-	head := cutEnd(segment)
+	head := cutTerminator(segment)
 	return head != "" && fold(head) == ""
 }
 
@@ -408,8 +408,9 @@ func isDots(segment string) bool {
 // of escaped queries.
 const terminators = ";?#"
 
-// cutEnd returns a segment up to a terminator, or to the colon before the stream of a file.
-func cutEnd(segment string) string {
+// cutTerminator returns a segment up to a terminator, or to the colon before the name of an NTFS
+// stream.
+func cutTerminator(segment string) string {
 	if i := strings.IndexAny(segment, terminators+":"); i >= 0 {
 		return segment[:i]
 	}

@@ -26,13 +26,13 @@ type rule struct {
 	kinds  kinds
 	server string   // pattern with *
 	name   string   // pattern with *, for tools and prompts
-	at     location // prefix, for resources
+	prefix location // prefix, for resources
 	whole  bool     // the rule selects all items of its kinds
 
 	annotations mcp.Annotations // required of tools
 }
 
-// decision returns the decision of the rule, unless one of the rules before it decides.
+// decision returns the decision of the rule. The rules before it may decide instead.
 func (c *rule) decision(before ...*rule) Decision {
 	return newDecision(c.Action, c, before)
 }
@@ -47,7 +47,7 @@ func (c *rule) names(kind kinds, server, name string) bool {
 	return c.kinds&kind != 0 && mcp.MatchName(c.server, server) && mcp.MatchName(c.name, name)
 }
 
-func compile(r Rule) (rule, error) {
+func compileRule(r Rule) (rule, error) {
 	c := rule{Rule: r}
 	kind, annotations, rest := cutKind(r.Pattern)
 	c.kinds, c.annotations = kind, annotations
@@ -57,7 +57,7 @@ func compile(r Rule) (rule, error) {
 		err = c.setPrefix(rest)
 	case annotations != 0 && rest == "":
 		c.server, c.name = "*", "*"
-	case kind == 0 && stars(rest) == "*":
+	case kind == 0 && collapseStars(rest) == "*":
 		c.kinds, c.server, c.name, c.whole = everything, "*", "*", true
 	default:
 		err = c.setName(rest)
@@ -135,7 +135,7 @@ func (c *rule) setName(s string) error {
 		return fmt.Errorf("unknown kind %q; use tool, prompt, resource, %s", kind,
 			strings.Join(mcp.AnnotationNames(), ", "))
 	}
-	c.server, c.name = stars(server), stars(name)
+	c.server, c.name = collapseStars(server), collapseStars(name)
 	c.whole = c.name == "*"
 	switch {
 	case c.kinds != 0:
@@ -156,12 +156,12 @@ func (c *rule) setPrefix(s string) (err error) {
 		if server == "" {
 			return fmt.Errorf("no server before %s; write * for all servers", mcp.Separator)
 		}
-		c.server, prefix = stars(server), rest
+		c.server, prefix = collapseStars(server), rest
 	}
 	switch {
 	case prefix == "":
 		return errors.New("no prefix; write * for all resources")
-	case stars(prefix) == "*":
+	case collapseStars(prefix) == "*":
 		c.whole = true
 		return nil
 	case strings.Contains(prefix, "*"):
@@ -172,14 +172,14 @@ func (c *rule) setPrefix(s string) (err error) {
 		return errors.New("a prefix cannot contain a query or fragment, which are ignored (write %3F and %23 for the " +
 			"characters)")
 	}
-	if c.at, err = locate(prefix); err != nil {
+	if c.prefix, err = locate(prefix); err != nil {
 		return fmt.Errorf("prefix: %w", err)
 	}
 	return nil
 }
 
-// stars replaces each run of * by one *, which means the same.
-func stars(s string) string {
+// collapseStars replaces each run of * by one *, which means the same.
+func collapseStars(s string) string {
 	for strings.Contains(s, "**") {
 		s = strings.ReplaceAll(s, "**", "*")
 	}
@@ -190,10 +190,10 @@ func stars(s string) string {
 // exact location. A deny rule also compares the other readings that a server might use.
 func (c *rule) selects(loc location) bool {
 	if c.Action == Allow {
-		return within(loc.exact, c.at.exact)
+		return isWithin(loc.canonical, c.prefix.canonical)
 	}
 	for _, reading := range loc.readings {
-		if within(reading, c.at.readings[0]) {
+		if isWithin(reading, c.prefix.readings[0]) {
 			return true
 		}
 	}
@@ -211,7 +211,7 @@ func (c *rule) covers(other *rule) bool {
 		return true
 	}
 	if c.kinds == resources {
-		return c.selects(other.at)
+		return c.selects(other.prefix)
 	}
 	return mcp.MatchName(c.name, other.name)
 }

@@ -1,5 +1,5 @@
-// Package activity records the last calls through the gateways of this process, their number, and how
-// many bytes of their results were saved. It costs each call one short lock.
+// Package activity records the last calls through the gateways of this process, their number, and
+// how many bytes of their results were saved. It costs each call one short lock.
 package activity
 
 import (
@@ -30,8 +30,8 @@ type Call struct {
 	Confirmed bool      `json:"confirmed,omitempty"`  // by the user of the client
 	Seconds   float64   `json:"seconds"`
 
-	Received   int64    `json:"received_bytes"`       // response of the server
-	Sent       int64    `json:"sent_bytes"`           // left for the client
+	Received   int64    `json:"received_bytes"`       // size of the server's response
+	Sent       int64    `json:"sent_bytes"`           // its size after masks and filters
 	CutTexts   int      `json:"cut_texts,omitempty"`  // shortened texts in the response
 	CutChars   int      `json:"cut_chars,omitempty"`  // characters removed from them
 	Originals  []string `json:"originals,omitempty"`  // handles of the original texts, if they are kept
@@ -55,12 +55,12 @@ func (c *Call) size() int64 {
 	return int64(fixed + texts + 32*len(c.Originals) + len(c.Arguments) + len(c.Result))
 }
 
-// Sums are the number of calls, and the size of their results.
+// Sums are the number of calls, and the size of their responses.
 type Sums struct {
 	Calls    int64 `json:"calls"`
 	Failed   int64 `json:"failed"`
-	Received int64 `json:"received_bytes"` // responses of servers
-	Sent     int64 `json:"sent_bytes"`     // left for clients
+	Received int64 `json:"received_bytes"` // size of the servers' responses
+	Sent     int64 `json:"sent_bytes"`     // their size after masks and filters
 	CutChars int64 `json:"cut_chars"`      // characters removed from them
 }
 
@@ -99,7 +99,7 @@ type Day struct {
 
 // An Interval has the sums of ten seconds.
 type Interval struct {
-	At time.Time `json:"at"` // begin of the interval
+	At time.Time `json:"at"` // beginning of the interval
 	Sums
 }
 
@@ -108,7 +108,7 @@ const (
 	intervalLength = 10 * time.Second
 	maxIntervals   = 60   // ten minutes
 	maxDays        = 31   // older days are dropped
-	maxTools       = 2000 // the least used ones are added up without a name
+	maxTools       = 2000 // beyond that, the least used ones are added up without a name
 	maxCalls       = 1000
 	maxBytes       = 32 << 20
 	maxAge         = day
@@ -127,7 +127,7 @@ type Log struct {
 	tools      map[Tool]*Sums
 	days       []Day      // latest last
 	today      int        // index of the day of the last call
-	todayBegin time.Time  // begin of that day
+	todayBegin time.Time  // beginning of that day
 	intervals  []Interval // with calls; the last is that of the last call
 }
 
@@ -151,14 +151,14 @@ func (l *Log) Add(c *Call) {
 	c.ID, c.At = l.lastID, time.Now()
 	l.calls.Put(c.Owner, c.ID, c, c.size())
 	l.total.add(c)
-	l.tool(c).add(c)
-	l.day(c.At).add(c)
-	l.interval(c.At).add(c)
+	l.sumsOfTool(c).add(c)
+	l.sumsOfDay(c.At).add(c)
+	l.sumsOfInterval(c.At).add(c)
 }
 
-// tool returns the sums of the tool of a call. Clients can call tools by any name, so only tools with
-// a successful call get sums of their own.
-func (l *Log) tool(c *Call) *Sums {
+// sumsOfTool returns the sums of the tool of a call. Clients can call tools by any name, so only
+// tools with a successful call get sums of their own.
+func (l *Log) sumsOfTool(c *Call) *Sums {
 	key := Tool{c.Gateway, c.Server, c.Name}
 	if c.Method != "tools/call" {
 		key.Name = c.Method // there may be any number of resources
@@ -168,7 +168,7 @@ func (l *Log) tool(c *Call) *Sums {
 	case sums != nil:
 		return sums
 	case c.Outcome != "ok":
-		return l.others()
+		return l.sumsOfOthers()
 	case len(l.tools) >= maxTools:
 		l.mergeRarest()
 	}
@@ -177,16 +177,16 @@ func (l *Log) tool(c *Call) *Sums {
 	return sums
 }
 
-// others returns the sums of all tools without sums of their own.
-func (l *Log) others() *Sums {
+// sumsOfOthers returns the sums of all tools without sums of their own.
+func (l *Log) sumsOfOthers() *Sums {
 	if l.tools[Tool{}] == nil {
 		l.tools[Tool{}] = new(Sums)
 	}
 	return l.tools[Tool{}]
 }
 
-// mergeRarest adds the least used tool to the others. Some servers respond to any tool name: names that
-// a client invents then evict each other, not tools in use.
+// mergeRarest adds the least used tool to the others. Some servers respond to any tool name: names
+// that a client invents then evict each other, not tools in use.
 func (l *Log) mergeRarest() {
 	var rarest Tool
 	fewest := int64(math.MaxInt64)
@@ -195,12 +195,12 @@ func (l *Log) mergeRarest() {
 			rarest, fewest = tool, sums.Calls
 		}
 	}
-	l.others().Add(l.tools[rarest])
+	l.sumsOfOthers().Add(l.tools[rarest])
 	delete(l.tools, rarest)
 }
 
-// day returns the sums of a day. The clock may be set back, so it is not always the latest.
-func (l *Log) day(at time.Time) *Sums {
+// sumsOfDay returns the sums of a day. The clock may be set back, so it is not always the latest.
+func (l *Log) sumsOfDay(at time.Time) *Sums {
 	if at.Before(l.todayBegin) || !at.Before(l.todayBegin.Add(day)) {
 		l.todayBegin = at.UTC().Truncate(day)
 		l.today = l.dayIndex(l.todayBegin.Format(time.DateOnly))
@@ -224,9 +224,9 @@ func (l *Log) dayIndex(date string) int {
 	return i
 }
 
-// interval returns the sums of an interval. If the clock is set back, several intervals may begin at
-// the same time.
-func (l *Log) interval(at time.Time) *Sums {
+// sumsOfInterval returns the sums of an interval. If the clock is set back, several intervals may
+// begin at the same time.
+func (l *Log) sumsOfInterval(at time.Time) *Sums {
 	at = at.Truncate(intervalLength)
 	if n := len(l.intervals); n == 0 || !l.intervals[n-1].At.Equal(at) {
 		l.intervals = append(l.intervals[max(0, n-maxIntervals+1):], Interval{At: at})
@@ -277,7 +277,8 @@ func (l *Log) Sums() (total Sums, tools []ToolSums, days []Day) {
 	return l.total, tools, slices.Clone(l.days)
 }
 
-// Recent returns the sums of the last ten minutes, in intervals of ten seconds, the current one last.
+// Recent returns the sums of the last ten minutes, in intervals of ten seconds, the current one
+// last.
 func (l *Log) Recent() []Interval {
 	recent := make([]Interval, maxIntervals)
 	first := time.Now().Truncate(intervalLength).Add(-(maxIntervals - 1) * intervalLength)

@@ -27,7 +27,7 @@ func ids(calls []*Call) (ids []int64) {
 	return ids
 }
 
-func TestCallsAreListedTheLatestFirst(t *testing.T) {
+func TestCallsAreListedLatestFirst(t *testing.T) {
 	l := NewLog()
 	for i := range 5 {
 		l.Add(&Call{Owner: fmt.Sprint("client ", i%2), Client: fmt.Sprint(i % 2)})
@@ -40,12 +40,12 @@ func TestCallsAreListedTheLatestFirst(t *testing.T) {
 		want   []int64
 	}{
 		{"all", 0, 10, "", []int64{5, 4, 3, 2, 1}},
-		{"the last ones", 0, 2, "", []int64{5, 4}},
-		{"those since", 3, 10, "", []int64{5, 4}},
-		{"none since", 5, 10, "", nil},
-		{"none wanted", 0, 0, "", nil},
-		{"those of one", 0, 10, "1", []int64{4, 2}},
-		{"the last of one, since", 1, 1, "0", []int64{5}},
+		{"the latest", 0, 2, "", []int64{5, 4}},
+		{"since an ID", 3, 10, "", []int64{5, 4}},
+		{"nothing new", 5, 10, "", nil},
+		{"limit 0", 0, 0, "", nil},
+		{"of one owner", 0, 10, "1", []int64{4, 2}},
+		{"the latest of one owner since an ID", 1, 1, "0", []int64{5}},
 	} {
 		got := l.Calls(test.after, test.limit, func(c *Call) bool { return test.client == "" || c.Client == test.client })
 		if !slices.Equal(ids(got), test.want) {
@@ -60,8 +60,8 @@ func TestCallsAreListedTheLatestFirst(t *testing.T) {
 	}
 }
 
-// The client with the most calls loses its oldest ones, and no other client does. Clients that were
-// not authenticated count as one.
+// The client with the most calls loses its oldest ones. Other clients lose none. Clients without
+// authentication count as one.
 func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 	l := NewLog()
 	for range 10 {
@@ -71,7 +71,7 @@ func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 		l.Add(&Call{Owner: ""})
 	}
 	if ann, strangers := kept(l, "ann"), kept(l, ""); ann != 10 || strangers != maxCalls-10 {
-		t.Errorf("kept %d of ann, %d of strangers", ann, strangers)
+		t.Errorf("kept %d of ann, %d of unauthenticated clients", ann, strangers)
 	}
 	large := json.RawMessage(strings.Repeat("x", 1<<20))
 	for range 100 {
@@ -81,11 +81,11 @@ func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 		t.Errorf("kept %d of ann, %d of bob", ann, bob)
 	}
 	if usage := callsQuota.Usage(); usage.Bytes > usage.MaxBytes || usage.Entries > usage.MaxEntries {
-		t.Errorf("kept are %+v", usage)
+		t.Errorf("usage is %+v", usage)
 	}
 }
 
-func TestCallsAreForgottenAfterADay(t *testing.T) {
+func TestCallsExpireAfterADay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLog()
 		l.Add(&Call{Outcome: "ok"})
@@ -99,7 +99,7 @@ func TestCallsAreForgottenAfterADay(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		if total, _, _ := l.Sums(); total.Calls != 2 {
-			t.Errorf("counted are %+v", total)
+			t.Errorf("total is %+v", total)
 		}
 	})
 }
@@ -129,15 +129,15 @@ func TestSums(t *testing.T) {
 	want := map[Tool]Sums{
 		{"g", "s", "a"}:              {Calls: 3, Failed: 1, Received: 110, Sent: 50, CutChars: 50},
 		{"g", "s", "resources/read"}: {Calls: 2, Received: 2, Sent: 2},
-		{}:                           {Calls: 2, Failed: 1}, // no tool of this name has ever succeeded
+		{}:                           {Calls: 2, Failed: 1}, // no tool with this name has succeeded
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
-// Tools in use keep their sums, whatever else is called.
-func TestToolsAreBounded(t *testing.T) {
+// Tools in use keep their sums, even if clients call many other names.
+func TestToolsAreLimited(t *testing.T) {
 	l := NewLog()
 	add := func(name string) { l.Add(&Call{Method: "tools/call", Name: name, Outcome: "ok", Received: 1}) }
 	add("early")
@@ -150,7 +150,7 @@ func TestToolsAreBounded(t *testing.T) {
 	add("early")
 	total, tools, _ := l.Sums()
 	if len(tools) > maxTools+1 {
-		t.Fatalf("%d tools have sums of their own", len(tools))
+		t.Fatalf("got %d tools, want at most the limit and one", len(tools))
 	}
 	var sum Sums
 	for _, tool := range tools {
@@ -160,7 +160,7 @@ func TestToolsAreBounded(t *testing.T) {
 		}
 	}
 	if sum != total || !slices.ContainsFunc(tools, func(t ToolSums) bool { return t.Name == "late" }) {
-		t.Errorf("%d tools have %+v of %+v", len(tools), sum, total)
+		t.Errorf("%d tools have %+v, total is %+v", len(tools), sum, total)
 	}
 }
 
@@ -192,12 +192,12 @@ func TestDays(t *testing.T) {
 	})
 }
 
-// After a clock that was ahead is set back, calls do not count for a future day.
+// If a clock that was ahead is set back, calls do not count for a future day.
 func TestClockIsSetBack(t *testing.T) {
 	l, now := NewLog(), time.Now()
 	for _, at := range []time.Time{now.Add(3650 * day), now, now} {
-		l.day(at).Calls++
-		l.interval(at).Calls++
+		l.sumsOfDay(at).Calls++
+		l.sumsOfInterval(at).Calls++
 	}
 	if len(l.days) != 2 || l.days[0].Calls != 2 || l.days[1].Calls != 1 || l.days[0].Date > l.days[1].Date {
 		t.Errorf("got %+v", l.days)
@@ -218,7 +218,7 @@ func TestIntervals(t *testing.T) {
 			text := ""
 			for i, interval := range recent {
 				if i > 0 && interval.At.Sub(recent[i-1].At) != intervalLength {
-					t.Errorf("after %s comes %s", recent[i-1].At, interval.At)
+					t.Errorf("interval %s is followed by %s", recent[i-1].At, interval.At)
 				}
 				text += fmt.Sprint(interval.Calls)
 			}
@@ -252,7 +252,7 @@ func TestIntervals(t *testing.T) {
 			time.Sleep(intervalLength)
 		}
 		if len(l.intervals) > maxIntervals {
-			t.Errorf("%d intervals are kept", len(l.intervals))
+			t.Errorf("got %d intervals", len(l.intervals))
 		}
 	})
 }
@@ -277,7 +277,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// A log is used concurrently.
+// Clients use a log concurrently.
 func TestLogIsSafeForConcurrentUse(t *testing.T) {
 	l := NewLog()
 	var writers sync.WaitGroup

@@ -16,7 +16,7 @@ type Request struct {
 	BytesAfter   int64   // size of the body sent
 	TokensBefore int64   // input tokens with all results, estimated
 	TokensAfter  int64   // input tokens as the provider counts them; otherwise estimated
-	Moved        bool    // results are masked that the request before still had
+	Moved        bool    // the request masks results that the previous one had
 	Usage        Usage   // as the provider reports it
 	Cost         float64 // in uncached input tokens; 0 if unknown
 	CostBefore   float64 // cost without masking, in the same unit
@@ -55,9 +55,9 @@ type Route struct {
 	Moves        []Move  `json:"moves"`                // latest first
 }
 
-// A Move is a request in which the boundary of masked results moved. A provider that caches prompts by
-// their prefix had to read it again from the first newly masked result. Cost minus CostBefore is what
-// the move cost; the requests after it cost less.
+// A Move is a request in which the boundary of masked results moved. A provider that caches prompts
+// by their prefix had to read it again from the first newly masked result. Cost minus CostBefore is
+// what the move cost; the requests after it cost less.
 type Move struct {
 	At         time.Time `json:"at"`
 	Results    int       `json:"masked_results"` // all masked results, old and new
@@ -70,7 +70,7 @@ type Move struct {
 }
 
 const (
-	maxRoutes = 100 // further ones are added up without a name
+	maxRoutes = 100 // beyond that, routes are added up without a name
 	maxMoves  = 20  // of each route
 )
 

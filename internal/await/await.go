@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Patience limits how long a test waits for a condition. Only a failing test waits that long, so it is
-// longer than a busy machine needs.
+// Patience limits how long a test waits for a condition. Only failing tests wait that long, so it
+// can be longer than a busy machine needs.
 const Patience = time.Minute
 
-// Until polls a condition until it is true. The test fails after Patience, with what as the name of the
-// condition.
+// Until polls a condition until it is true. After Patience it ends the test with a message that
+// names the condition: what.
 func Until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	if !Within(Patience, condition) {

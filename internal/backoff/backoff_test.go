@@ -23,7 +23,7 @@ func TestPause(t *testing.T) {
 			seen[pause] = true
 		}
 		if len(seen) < 2 {
-			t.Errorf("after %d failures: always the same pause", failures)
+			t.Errorf("after %d failures: the pause is not random", failures)
 		}
 	}
 }

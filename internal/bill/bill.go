@@ -28,8 +28,8 @@ func (t Tokens) Cost(p Prices) float64 {
 	return float64(t.Read)*p.Read + float64(t.Written)*p.Write + float64(t.Output)*p.Output
 }
 
-// Estimate returns the tokens of a prompt of size bytes, of which the first cached are in the cache.
-// Fewer than minimum tokens are not read from the cache.
+// Estimate returns the tokens of a prompt of size bytes, of which the first cached bytes are in the
+// cache. Fewer than minimum tokens are not read from the cache.
 func Estimate(size, cached, minimum int) (t Tokens) {
 	if read := cached / chat.CharsPerToken; read >= minimum {
 		t.Read = read
@@ -77,8 +77,8 @@ func (c *Cache) Expired(at time.Time) bool {
 // Reset prepares c for another conversation.
 func (c *Cache) Reset() { c.last, c.used = prompt{text: c.last.text[:0]}, time.Time{} }
 
-// A prompt is the text of a request. The next one is compared while it is written, so only one is in
-// memory.
+// A prompt is the text of a request. The next one is compared while it is written, so only one is
+// in memory.
 type prompt struct {
 	text   []byte
 	shared int  // length of the prefix in common with the next one

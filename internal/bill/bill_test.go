@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A request is what is sent, after so many minutes if it is known when.
+// A request is sent after some minutes, or at an unknown time if after is 0.
 type request struct {
 	body  string
 	edits []jsonspan.Edit
@@ -27,7 +27,7 @@ func TestCache(t *testing.T) {
 		requests []request
 	}{
 		{
-			name: "what was sent before is read",
+			name: "a repeated prefix is read",
 			requests: []request{
 				{body: a, want: Tokens{Written: 100}},
 				{body: a + b, want: Tokens{Read: 100, Written: 100}},
@@ -35,7 +35,7 @@ func TestCache(t *testing.T) {
 			},
 		},
 		{
-			name: "what comes after a change is written, and so is what is shorter",
+			name: "everything after a change is written",
 			requests: []request{
 				{body: a + b + c, want: Tokens{Written: 300}},
 				{body: a + c + b + b, want: Tokens{Read: 100, Written: 300}},
@@ -44,7 +44,7 @@ func TestCache(t *testing.T) {
 			},
 		},
 		{
-			name: "edits are made before it is sent",
+			name: "edits are applied before a request is sent",
 			requests: []request{
 				{body: a + b + c, want: Tokens{Written: 300}},
 				{body: a + b + c, edits: masked, want: Tokens{Read: 100, Written: 200}},
@@ -52,7 +52,7 @@ func TestCache(t *testing.T) {
 			},
 		},
 		{
-			name:    "a beginning that is too short is written again",
+			name:    "a prefix shorter than the minimum is written again",
 			minimum: 101,
 			requests: []request{
 				{body: a, want: Tokens{Written: 100}},
@@ -61,14 +61,14 @@ func TestCache(t *testing.T) {
 			},
 		},
 		{
-			name: "what was not used for too long has expired",
+			name: "an unused prefix expires",
 			ttl:  5 * time.Minute,
 			requests: []request{
 				{body: a, after: 1, want: Tokens{Written: 100}},
 				{body: a, after: 6, want: Tokens{Read: 100}},
 				{body: a, after: 11, want: Tokens{Read: 100}},
 				{body: a, after: 16.1, want: Tokens{Written: 100}},
-				{body: a, want: Tokens{Read: 100}}, // at a time that is not known
+				{body: a, want: Tokens{Read: 100}}, // at an unknown time
 				{body: a, after: 60, want: Tokens{Read: 100}},
 			},
 		},
@@ -82,7 +82,7 @@ func TestCache(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cache := Cache{Minimum: test.minimum, TTL: test.ttl}
-			for range 2 { // the second conversation has nothing of the first
+			for range 2 { // the second conversation does not depend on the first
 				cache.Reset()
 				for i, r := range test.requests {
 					var at time.Time
@@ -99,7 +99,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-func TestSharedIsSaidEvenIfItIsNotRead(t *testing.T) {
+func TestSharedIncludesUncachedPrefixes(t *testing.T) {
 	cache := Cache{Minimum: chat.MinCached}
 	cache.Send([]byte("abcd"), nil, time.Time{})
 	if got, shared := cache.Send([]byte("abXd"), nil, time.Time{}); got.Read != 0 || shared != 2 {

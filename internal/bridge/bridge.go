@@ -212,7 +212,7 @@ func (r *run) post(ctx context.Context, m *jsonrpc.Message, s *session) (*http.R
 	header := http.Header{}
 	header.Set("Content-Type", "application/json")
 	if m.Has(jsonrpc.ProtocolVersion) {
-		streamable.Session{Era: mcp.Modern}.Sign(header)
+		streamable.Session{Era: mcp.Modern}.SetHeaders(header)
 		mcp.SetModern(header, m, m.Text(jsonrpc.ProtocolVersion))
 		r.mu.Lock()
 		r.params.Set(header, m)

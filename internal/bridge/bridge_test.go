@@ -25,11 +25,11 @@ func TestLegacySession(t *testing.T) { // A42
 
 	first := s.method("initialize")
 	if first.HTTP.Header.Get("Mcp-Session-Id") != "" || first.HTTP.Header.Get("MCP-Protocol-Version") != "" {
-		t.Errorf("initialize has %v", first.HTTP.Header)
+		t.Errorf("headers of initialize: %v", first.HTTP.Header)
 	}
 	for _, a := range []*arrival{s.method("notifications/initialized"), s.method("tools/list"), get, s.method("DELETE")} {
 		if a.HTTP.Header.Get("Mcp-Session-Id") != sessionID || a.HTTP.Header.Get("MCP-Protocol-Version") != "2025-11-25" {
-			t.Errorf("%s %s has %v", a.Method, a.Body, a.HTTP.Header)
+			t.Errorf("headers of %s %s: %v", a.Method, a.Body, a.HTTP.Header)
 		}
 	}
 	if accept := first.HTTP.Header.Get("Accept"); !strings.Contains(accept, "application/json") ||
@@ -68,7 +68,7 @@ func TestModernRequests(t *testing.T) {
 		}
 	}
 	if got := s.order(); slices.Contains(got, "DELETE") || slices.Contains(got, "GET") {
-		t.Errorf("there was a session: %v", got)
+		t.Errorf("unexpected session requests: %v", got)
 	}
 }
 
@@ -78,18 +78,18 @@ func TestInput(t *testing.T) {
 		line string
 		want []string
 	}{
-		{"what is not JSON", `{"id":1`, []string{`"id":null`, "-32700"}},
-		{"a text that is not UTF-8", "{\"id\":1,\"method\":\"\xff\"}", []string{`"id":null`, "-32700"}},
+		{"not JSON", `{"id":1`, []string{`"id":null`, "-32700"}},
+		{"not UTF-8", "{\"id\":1,\"method\":\"\xff\"}", []string{`"id":null`, "-32700"}},
 		{"a batch", `[{"id":1,"method":"ping"}]`, []string{`"id":null`, "-32600"}},
 		{"a repeated member", `{"id":1,"id":2,"method":"ping"}`, []string{`"id":null`, "-32600"}},
-		{"nothing that can be answered", `{"id":7}`, []string{`"id":7`, "-32600"}},
+		{"neither request nor response", `{"id":7}`, []string{`"id":7`, "-32600"}},
 		{
-			"a request with CR and blanks around it",
+			"a request with CR and surrounding spaces",
 			"  {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"} \r",
 			[]string{`"id":8`, `"result"`},
 		},
 		{
-			"an id to the byte",
+			"an unchanged id",
 			`{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`,
 			[]string{`"id":12345678901234567890`},
 		},
@@ -130,7 +130,7 @@ func TestInputTooLong(t *testing.T) {
 	}
 }
 
-func TestRequestsRunAtOnce(t *testing.T) {
+func TestRequestsRunConcurrently(t *testing.T) {
 	s := newServer(t)
 	g := newGate(t)
 	s.on("slow", func(w http.ResponseWriter, a *arrival) {
@@ -152,7 +152,7 @@ func TestRequestsRunAtOnce(t *testing.T) {
 	}
 }
 
-func TestMoreRequestsThanAtOnce(t *testing.T) {
+func TestWaitingRequests(t *testing.T) {
 	s := newServer(t)
 	g := newGate(t)
 	s.on("slow", func(w http.ResponseWriter, a *arrival) {
@@ -165,9 +165,10 @@ func TestMoreRequestsThanAtOnce(t *testing.T) {
 	for i := range maxActive + 2 {
 		c.send(request(fmt.Sprint(1000+i), "slow"))
 	}
-	// The first waiting request is canceled. The server is not notified, because it was never sent.
+	// The first waiting request is canceled. The server is not notified, because the request was never
+	// sent.
 	c.send(notification("notifications/cancelled", fmt.Sprintf(`{"requestId":%d}`, 1000+maxActive)))
-	// Messages other than requests overtake them.
+	// Notifications overtake waiting requests.
 	c.send(notification("notifications/roots/list_changed", `{}`))
 	s.method("notifications/roots/list_changed")
 	g.open()
@@ -187,11 +188,11 @@ func TestMoreRequestsThanAtOnce(t *testing.T) {
 func TestTooManyRequests(t *testing.T) {
 	r := &run{calls: map[string]*call{}, count: maxCalls}
 	if r.add(&call{message: parsed(t, request("1", "x"))}) {
-		t.Error("one more than there may be was accepted")
+		t.Error("a request over the limit was accepted")
 	}
 	r = &run{calls: map[string]*call{}, heldBytes: maxHeld}
 	if r.add(&call{message: parsed(t, request("1", "x"))}) {
-		t.Error("more bytes than there may be were accepted")
+		t.Error("bytes over the limit were accepted")
 	}
 }
 
@@ -222,12 +223,12 @@ func TestOrder(t *testing.T) {
 	}
 	order := s.order()
 	if !slices.Contains(order[:slices.Index(order, "notifications/cancelled")], "slow") {
-		t.Errorf("canceled before it was sent: %v", order)
+		t.Errorf("the cancellation was sent before the request: %v", order)
 	}
 }
 
 func TestCancel(t *testing.T) {
-	t.Run("a modern request is canceled by hanging up", func(t *testing.T) {
+	t.Run("a modern request is canceled by disconnecting", func(t *testing.T) {
 		s := newServer(t)
 		left := make(chan struct{})
 		s.on("tools/call", func(_ http.ResponseWriter, a *arrival) {
@@ -239,19 +240,19 @@ func TestCancel(t *testing.T) {
 		s.method("tools/call")
 		c.send(notification("notifications/cancelled", `{"requestId":"a"}`))
 		<-left
-		if err := c.end(); err != nil { // and there is no answer
+		if err := c.end(); err != nil { // there is no response
 			t.Error(err)
 		}
 		if slices.Contains(s.order(), "notifications/cancelled") {
 			t.Error("the notification was sent")
 		}
 	})
-	t.Run("a legacy request is canceled by the notification", func(t *testing.T) {
+	t.Run("a legacy request is canceled by a notification", func(t *testing.T) {
 		s := newServer(t)
 		g := newGate(t)
 		s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
 			if g.wait(a) {
-				events(w) // that is all: the answer is not wanted
+				events(w) // nothing more, because the request is canceled
 			}
 		})
 		s.on("notifications/cancelled", func(w http.ResponseWriter, _ *arrival) {
@@ -269,7 +270,7 @@ func TestCancel(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("a canceled request is not waited for", func(t *testing.T) {
+	t.Run("the bridge does not wait for a canceled request", func(t *testing.T) {
 		s := newServer(t)
 		g := newGate(t)
 		s.on("tools/call", func(_ http.ResponseWriter, a *arrival) { g.wait(a) })
@@ -301,7 +302,7 @@ func TestResponses(t *testing.T) {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = io.WriteString(w, "{\r\n  \"id\": 1,\n  \"result\": 1.50\n}\n")
 		}, []string{`{    "id": 1,   "result": 1.50 }`}},
-		{"JSON under another name", func(w http.ResponseWriter, a *arrival) {
+		{"JSON with another Content-Type", func(w http.ResponseWriter, a *arrival) {
 			w.Header().Set("Content-Type", "text/plain")
 			_, _ = io.WriteString(w, resultOf(a, `{}`))
 		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
@@ -309,48 +310,48 @@ func TestResponses(t *testing.T) {
 			w.WriteHeader(http.StatusBadGateway)
 			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine","data":{"x":1}}}`)
 		}, []string{`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine","data":{"x":1}}}`}},
-		{"an error with null for an id", func(w http.ResponseWriter, a *arrival) {
+		{"an error with id null", func(w http.ResponseWriter, a *arrival) {
 			w.WriteHeader(http.StatusBadRequest)
 			_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"mine"}}`)
 		}, []string{`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"mine"}}`}},
 		{"a status", func(w http.ResponseWriter, a *arrival) { http.Error(w, "no", http.StatusTeapot) },
 			[]string{`"id":1`, `"http_error"`, `"status_code":418`}},
-		{"a redirection", func(w http.ResponseWriter, a *arrival) {
+		{"a redirect", func(w http.ResponseWriter, a *arrival) {
 			http.Redirect(w, a.HTTP, "/elsewhere", http.StatusTemporaryRedirect)
 		}, []string{`"id":1`, `"status_code":307`}},
-		{"what is not JSON", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, "hello\nworld") },
+		{"not JSON", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, "hello\nworld") },
 			[]string{`"id":1`, `"invalid_json"`}},
-		{"nothing", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(http.StatusAccepted) },
+		{"no body", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(http.StatusAccepted) },
 			[]string{`"id":1`, `"error"`}},
 		{
-			"the answer to another",
+			"a response to another request",
 			func(w http.ResponseWriter, a *arrival) {
 				_, _ = io.WriteString(w, `{"id":2,"result":{}}`)
 			},
 			[]string{`"id":1`, `"invalid_response"`},
 		},
-		{"a hang-up", func(http.ResponseWriter, *arrival) { panic(http.ErrAbortHandler) },
+		{"an aborted connection", func(http.ResponseWriter, *arrival) { panic(http.ErrAbortHandler) },
 			[]string{`"id":1`, `"connect_error"`}},
-		{"a hang-up in the middle", func(w http.ResponseWriter, a *arrival) {
+		{"an aborted body", func(w http.ResponseWriter, a *arrival) {
 			w.Header().Set("Content-Length", "100")
 			_, _ = io.WriteString(w, `{"id":1,`)
 			panic(http.ErrAbortHandler)
 		}, []string{`"id":1`, `"connect_error"`}},
-		{"a stream without an answer", func(w http.ResponseWriter, a *arrival) { events(w, ": hello\n\n") },
+		{"a stream without a response", func(w http.ResponseWriter, a *arrival) { events(w, ": hello\n\n") },
 			[]string{`"id":1`, `"connect_error"`}},
 		{"a stream that is aborted", func(w http.ResponseWriter, a *arrival) {
 			events(w, `data: {"id":1,"result`)
 			panic(http.ErrAbortHandler)
 		}, []string{`"id":1`, `"connect_error"`}},
-		{"a stream with the answer only", func(w http.ResponseWriter, a *arrival) { events(w, data(resultOf(a, `{}`))) },
+		{"a stream with only the response", func(w http.ResponseWriter, a *arrival) { events(w, data(resultOf(a, `{}`))) },
 			[]string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
 		{"an event on several lines", func(w http.ResponseWriter, a *arrival) {
 			events(w, "event: message\r\ndata: {\"id\":1,\r\nid: 7\r\ndata: \"result\":{}}\r\n\r\n")
 		}, []string{`{"id":1, "result":{}}`}},
-		{"events that are no messages", func(w http.ResponseWriter, a *arrival) {
+		{"events that are not messages", func(w http.ResponseWriter, a *arrival) {
 			events(w, "id: 1\ndata:\n\n", "event: ping\ndata: {}\n\n", "data: hello\n\n", data(resultOf(a, `{}`)))
 		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
-		{"a stream that goes on after the answer", func(w http.ResponseWriter, a *arrival) {
+		{"a stream that continues after the response", func(w http.ResponseWriter, a *arrival) {
 			events(w, data(resultOf(a, `{}`)))
 			<-a.HTTP.Context().Done()
 		}, []string{`{"jsonrpc":"2.0","id":1,"result":{}}`}},
@@ -367,7 +368,7 @@ func TestResponses(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a server that is not there", func(t *testing.T) {
+	t.Run("an unreachable server", func(t *testing.T) {
 		s := newServer(t)
 		s.Close()
 		c := connect(t, s)
@@ -405,7 +406,7 @@ func TestServerRequestInStream(t *testing.T) {
 }
 
 func TestRunEnds(t *testing.T) {
-	t.Run("after the answers that are still to come", func(t *testing.T) {
+	t.Run("after the pending responses", func(t *testing.T) {
 		s := newServer(t)
 		g := newGate(t)
 		s.on("slow", func(w http.ResponseWriter, a *arrival) {
@@ -425,7 +426,7 @@ func TestRunEnds(t *testing.T) {
 		}
 		s.method("DELETE")
 	})
-	t.Run("but not after a stream that lasts", func(t *testing.T) {
+	t.Run("without waiting for an endless stream", func(t *testing.T) {
 		s := newServer(t)
 		s.on("subscriptions/listen", func(w http.ResponseWriter, a *arrival) {
 			events(w, data(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged"}`))
@@ -438,7 +439,7 @@ func TestRunEnds(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("at once when the context does", func(t *testing.T) {
+	t.Run("at once when the context ends", func(t *testing.T) {
 		s := newServer(t)
 		g := newGate(t)
 		s.on("slow", func(_ http.ResponseWriter, a *arrival) { g.wait(a) })
@@ -452,7 +453,7 @@ func TestRunEnds(t *testing.T) {
 		}
 		s.method("DELETE")
 	})
-	t.Run("when the client cannot be written to", func(t *testing.T) {
+	t.Run("when the output fails", func(t *testing.T) {
 		s := newServer(t)
 		transport := &http.Transport{}
 		defer transport.CloseIdleConnections()
@@ -464,7 +465,7 @@ func TestRunEnds(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("also when the client is not reading its stream", func(t *testing.T) {
+	t.Run("when the output blocks", func(t *testing.T) {
 		s := newServer(t)
 		transport := &http.Transport{}
 		defer transport.CloseIdleConnections()
@@ -490,9 +491,9 @@ func TestRunEnds(t *testing.T) {
 	})
 }
 
-// After the input has ended, the client cannot respond to a server request. So the bridge does not
+// After the end of the input, the client cannot respond to a server request. So the bridge does not
 // wait for a call that has sent one, before or after the end.
-func TestQuestionsAtTheEnd(t *testing.T) {
+func TestServerRequestsAtTheEnd(t *testing.T) {
 	s := newServer(t)
 	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
 		events(w, data(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{}}`))

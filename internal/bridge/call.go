@@ -298,8 +298,8 @@ func (c *call) resume() *jsonrpc.Failure {
 	return nil
 }
 
-// noteServerRequest notes that a call waits for the client to answer a server request. After the end
-// of the input no response can come, so the call ends.
+// noteServerRequest notes that a call waits for the client to answer a server request. After the
+// end of the input no response can come, so the call ends.
 func (r *run) noteServerRequest(c *call, m *jsonrpc.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 )
 
-// inPieces returns a reader that returns so many bytes at a time.
+// inPieces returns a reader that returns at most size bytes at a time.
 func inPieces(text []byte, size int) io.Reader {
 	var pieces []io.Reader
 	for piece := range slices.Chunk(text, size) {
@@ -24,7 +24,7 @@ func inPieces(text []byte, size int) io.Reader {
 	return iotest.DataErrReader(io.MultiReader(pieces...))
 }
 
-// Lines are those of the text that are not blank, however it comes.
+// FuzzLines checks that the lines of a text, except blank ones, are read in pieces of any size.
 func FuzzLines(f *testing.F) {
 	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "",
 		"\r\r\n", "a\rb\n"} {
@@ -38,11 +38,11 @@ func FuzzLines(f *testing.F) {
 				continue
 			}
 			if got := <-lines; string(got.text) != part || got.err != nil {
-				t.Fatalf("%q has the line %q, %v, want %q", text, got.text, got.err, part)
+				t.Fatalf("text %q: got line %q, %v, want %q", text, got.text, got.err, part)
 			}
 		}
 		if got := <-lines; got.err != io.EOF || got.text != nil {
-			t.Fatalf("%q ends with %q, %v", text, got.text, got.err)
+			t.Fatalf("text %q: got %q, %v at the end", text, got.text, got.err)
 		}
 	})
 }
@@ -68,8 +68,8 @@ func (echo) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// For any input, each line of the output is one message: a response to each request, with the
-// same id, and an error for each line that is not JSON.
+// FuzzRun checks that for any input, each line of the output is one message: a response to each
+// request, with the same id, and an error for each line that is not JSON.
 func FuzzRun(f *testing.F) {
 	for _, input := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n",
@@ -103,19 +103,19 @@ func FuzzRun(f *testing.F) {
 				ID      json.RawMessage
 			}
 			if err := json.Unmarshal([]byte(line), &m); err != nil || m.JSONRPC != "2.0" {
-				t.Fatalf("%q got the invalid message %q: %v", input, line, err)
+				t.Fatalf("input %q: invalid message %q: %v", input, line, err)
 			}
 			got = append(got, string(m.ID))
 		}
 		slices.Sort(got)
 		if isPlain && !slices.Equal(got, want) {
-			t.Fatalf("%q got responses with the ids %q, want %q", input, got, want)
+			t.Fatalf("input %q: got responses with ids %q, want %q", input, got, want)
 		}
 	})
 }
 
-// requested returns the ids that need a response, sorted: null for a line that is not JSON.
-// It knows them only if isPlain: each line is either not JSON, or a request with a number as its id
+// requested returns the sorted ids that need a response, with null for a line that is not JSON. The
+// result is valid only if isPlain: each line is either not JSON, or a request whose id is a number
 // that no other line has.
 func requested(input []byte) (ids []string, isPlain bool) {
 	for line := range strings.SplitSeq(string(input), "\n") {

@@ -23,15 +23,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience is how long a fuzz test waits for what must happen.
+// patience is how long a test waits for an event.
 const patience = await.Patience
 
-// An arrival is a request as a server has received it.
+// An arrival is a request that a server received.
 type arrival = mcptest.Received
 
-// A server is an endpoint that notes what arrives. GET, DELETE and POST with certain
-// methods can be answered by handlers; other requests are answered with a result that
-// is empty.
+// A server is an endpoint that records requests. Handlers serve GET, DELETE and POSTs with certain
+// methods. The response to other requests is an empty result.
 type server struct {
 	*httptest.Server
 	t        *testing.T
@@ -77,12 +76,12 @@ func (s *server) handle(w http.ResponseWriter, a *arrival) bool {
 	return true
 }
 
-// reply answers with a result.
+// reply responds with a result.
 func reply(w http.ResponseWriter, a *arrival, result string) { a.Answer(w, `"result":`+result) }
 
 func resultOf(a *arrival, result string) string { return a.Message(`"result":` + result) }
 
-// events answers with a stream that begins with these events, as they are.
+// events responds with a stream of these events, unchanged.
 func events(w http.ResponseWriter, texts ...string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for _, text := range texts {
@@ -91,10 +90,10 @@ func events(w http.ResponseWriter, texts ...string) {
 	_ = http.NewResponseController(w).Flush()
 }
 
-// data is an event with a message.
+// data returns an event with a message.
 func data(message string) string { return "data: " + message + "\n\n" }
 
-// arrived waits for something to arrive.
+// arrived waits for a request that is accepts.
 func (s *server) arrived(what string, is func(*arrival) bool) (found *arrival) {
 	s.t.Helper()
 	await.Until(s.t, what+" to arrive", func() bool {
@@ -108,13 +107,13 @@ func (s *server) arrived(what string, is func(*arrival) bool) (found *arrival) {
 	return found
 }
 
-// method waits for a message or an HTTP request with this method.
+// method waits for a message or an HTTP request with a method.
 func (s *server) method(name string) *arrival {
 	s.t.Helper()
 	return s.arrived(name, func(a *arrival) bool { return a.Method == name })
 }
 
-// order returns the methods of what has arrived.
+// order returns the methods of all received requests.
 func (s *server) order() (methods []string) {
 	for _, a := range s.script.Received() {
 		methods = append(methods, a.Method)
@@ -122,7 +121,7 @@ func (s *server) order() (methods []string) {
 	return methods
 }
 
-// A client is what stands at the streams of a bridge.
+// A client uses the input and output of a bridge.
 type client struct {
 	t      *testing.T
 	in     *io.PipeWriter
@@ -132,7 +131,7 @@ type client struct {
 	ended  bool
 }
 
-// connect runs a bridge to s.
+// connect starts a bridge to s.
 func connect(t *testing.T, s *server) *client {
 	t.Helper()
 	transport := &http.Transport{}
@@ -158,7 +157,7 @@ func connect(t *testing.T, s *server) *client {
 	return c
 }
 
-// send sends lines at once: it does not wait for the bridge to take them one by one.
+// send sends lines without waiting for the bridge to read them.
 func (c *client) send(lines ...string) {
 	c.t.Helper()
 	if _, err := io.WriteString(c.in, strings.Join(lines, "\n")+"\n"); err != nil {
@@ -166,7 +165,7 @@ func (c *client) send(lines ...string) {
 	}
 }
 
-// next returns the next line, or nothing at the end.
+// next returns the next line, or "" at the end.
 func (c *client) next() string {
 	c.t.Helper()
 	type read struct {
@@ -188,12 +187,12 @@ func (c *client) next() string {
 		}
 		return strings.TrimSuffix(r.line, "\n")
 	case <-time.After(patience):
-		c.t.Fatal("there is no message")
+		c.t.Fatal("timeout waiting for a message")
 		return ""
 	}
 }
 
-// expect reads a line that has all these parts.
+// expect reads a line and checks that it contains all parts.
 func (c *client) expect(parts ...string) string {
 	c.t.Helper()
 	line := c.next()
@@ -205,7 +204,7 @@ func (c *client) expect(parts ...string) string {
 	return line
 }
 
-// initialize begins a session.
+// initialize opens a session.
 func (c *client) initialize() {
 	c.t.Helper()
 	c.send(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`)
@@ -213,7 +212,7 @@ func (c *client) initialize() {
 	c.send(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 }
 
-// end ends the input and returns what Run does, when all has been read.
+// end closes the input, reads all output, and returns the result of Run.
 func (c *client) end() error {
 	c.t.Helper()
 	c.in.Close()
@@ -223,7 +222,7 @@ func (c *client) end() error {
 func (c *client) wait() error {
 	c.t.Helper()
 	for line := c.next(); line != ""; line = c.next() {
-		c.t.Errorf("there is more: %.200q", line)
+		c.t.Errorf("unexpected line %.200q", line)
 	}
 	c.ended = true
 	return <-c.done
@@ -237,7 +236,7 @@ func notification(method, params string) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","method":%q,"params":%s}`, method, params)
 }
 
-// modern is a request of the stateless era.
+// modern returns a request of the modern era.
 func modern(id, method, members string) string {
 	return fmt.Sprintf(
 		`{"jsonrpc":"2.0","id":%s,"method":%q,`+
@@ -248,8 +247,7 @@ func modern(id, method, members string) string {
 	)
 }
 
-// A gate lets handlers wait. They go on when it is opened, at the latest when the
-// test ends.
+// A gate blocks handlers until it is opened, or until the test ends.
 type gate struct {
 	opened chan struct{}
 	open   func()
@@ -262,7 +260,7 @@ func newGate(t *testing.T) *gate {
 	return g
 }
 
-// wait waits, and reports whether the gate was opened before the client left.
+// wait blocks until the gate is opened. It reports false if the client disconnected first.
 func (g *gate) wait(a *arrival) bool {
 	select {
 	case <-g.opened:
@@ -272,12 +270,12 @@ func (g *gate) wait(a *arrival) bool {
 	}
 }
 
-// failingWriter is an output that has gone.
+// failingWriter is an output that fails.
 type failingWriter struct{}
 
 func (failingWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// stuckWriter is an output without a reader.
+// stuckWriter is an output whose writes block.
 type stuckWriter struct {
 	begun chan struct{}
 	gate  *gate
@@ -289,7 +287,7 @@ func (w *stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// endlessLine is a line that does not end before its bytes do.
+// endlessLine is a line that ends only with its bytes.
 type endlessLine struct{ left int }
 
 func (l *endlessLine) Read(p []byte) (int, error) {

@@ -44,10 +44,10 @@ func (s *session) readVersion(result []byte) {
 // setHeaders sets the headers of the session.
 func (s *session) setHeaders(header http.Header) {
 	if s == nil {
-		streamable.Session{}.Sign(header)
+		streamable.Session{}.SetHeaders(header)
 		return
 	}
-	s.Sign(header)
+	s.SetHeaders(header)
 }
 
 // checkLost reports whether a response says that the server does not know the session, and ends the
@@ -102,7 +102,8 @@ func (s *session) listen() {
 	})
 }
 
-// readStream forwards the messages of the stream until it ends. It reports whether to open it again.
+// readStream forwards the messages of the stream until it ends. It reports whether to open it
+// again.
 func (s *session) readStream(position *streamable.Position) bool {
 	res, err := s.get(s.ctx, position)
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *session) readStream(position *streamable.Position) bool {
 // get requests the rest of a stream, after position.
 func (s *session) get(ctx context.Context, position *streamable.Position) (*http.Response, error) {
 	header := http.Header{}
-	s.SignGET(header, position.ID)
+	s.SetGETHeaders(header, position.ID)
 	return s.run.send(ctx, http.MethodGet, nil, header)
 }
 

@@ -95,7 +95,7 @@ func TestSessionEnds(t *testing.T) {
 		t.Error(err)
 	}
 	if gone := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); gone != "session-2" {
-		t.Errorf("%s was ended", gone)
+		t.Errorf("session %s was deleted", gone)
 	}
 }
 
@@ -105,7 +105,7 @@ func TestSessionReplaced(t *testing.T) {
 	c.initialize()
 	c.initialize()
 	if got := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); got != sessionID {
-		t.Errorf("%s was ended", got)
+		t.Errorf("session %s was deleted", got)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestServerWithoutSessions(t *testing.T) {
 		t.Error(err)
 	}
 	if slices.Contains(s.order(), "DELETE") {
-		t.Error("there was a session to end")
+		t.Error("a session was deleted")
 	}
 	if got := s.method("lost").HTTP.Header; got.Get("MCP-Protocol-Version") != "2025-06-18" ||
 		got.Get("Mcp-Session-Id") != "" {
@@ -157,7 +157,7 @@ func TestSessionStream(t *testing.T) {
 	c.initialize()
 	c.expect("roots/list")
 	c.send(`{"jsonrpc":"2.0","id":"s","result":{"roots":[]}}`)
-	s.arrived("the answer", func(a *arrival) bool { return string(a.Result) == `{"roots":[]}` })
+	s.arrived("the response", func(a *arrival) bool { return string(a.Result) == `{"roots":[]}` })
 	c.expect("notifications/tools/list_changed")
 	if err := c.end(); err != nil {
 		t.Error(err)
@@ -165,7 +165,7 @@ func TestSessionStream(t *testing.T) {
 }
 
 func TestResume(t *testing.T) {
-	t.Run("a stream that ends before its answer", func(t *testing.T) {
+	t.Run("a stream that ends before its response", func(t *testing.T) {
 		s := newServer(t)
 		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
 		s.on("GET", func(w http.ResponseWriter, a *arrival) {
@@ -187,8 +187,8 @@ func TestResume(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for name, status := range map[string]int{"not if there is no such stream": http.StatusMethodNotAllowed,
-		"not if the session has ended": http.StatusNotFound} {
+	for name, status := range map[string]int{"no such stream": http.StatusMethodNotAllowed,
+		"an ended session": http.StatusNotFound} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
@@ -199,14 +199,14 @@ func TestResume(t *testing.T) {
 			c.expect(`"id":1`, `"error"`)
 		})
 	}
-	t.Run("not a modern one", func(t *testing.T) {
+	t.Run("a modern request", func(t *testing.T) {
 		s := newServer(t)
 		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
 		c := connect(t, s)
 		c.send(modern("1", "tools/call", `"name":"x",`))
 		c.expect(`"id":1`, `"connect_error"`)
 		if slices.Contains(s.order(), "GET") {
-			t.Error("it was tried")
+			t.Error("a modern stream was resumed")
 		}
 	})
 }

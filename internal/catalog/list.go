@@ -1,7 +1,7 @@
 // Package catalog caches the lists of servers: tools, prompts, resources, templates and skills.
 //
-// A [List] is a list of one server as some clients see it. A [Shelf] stores each distinct list once. A
-// [Cache] knows which list is the current one, and whether it is still valid.
+// A [List] is a list of one server as some clients see it. A [Shelf] stores each distinct list
+// once. A [Cache] knows which list is the current one, and whether it is still valid.
 package catalog
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A List is a list of one kind of a server, as clients see it. It is immutable, and shared by clients
-// that see the same.
+// A List is a list of one kind of a server, as clients see it. It is immutable, and shared by
+// clients that see the same.
 type List struct {
 	Key    Key               // on the shelf; zero if not there
 	Server string            // name of the server

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Shelf stores lists, each distinct one once: ten thousand clients may see the same tools. When it
-// is full, lists of the server with the most bytes are dropped. Dropped lists are fetched again.
+// A Shelf stores lists, each distinct one once: ten thousand clients may see the same tools. When
+// it is full, lists of the server with the most bytes are dropped. Dropped lists are fetched again.
 type Shelf struct {
 	mu     sync.Mutex
 	lists  *quota.Cache[Key, *List]

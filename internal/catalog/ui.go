@@ -35,8 +35,8 @@ func AppendUIs(dst []UI, tool []byte, offset int) []UI {
 	return dst
 }
 
-// SharedUIs are URIs of UI resources that several servers have. In lists they are replaced with URIs
-// that name the server.
+// SharedUIs are URIs of UI resources that several servers have. In lists they are replaced with
+// URIs that name the server.
 type SharedUIs map[string]bool
 
 // AreIn reports whether a list has one of them.
@@ -56,7 +56,8 @@ func (shared SharedUIs) edits(l *List, start, end int) (edits []jsonspan.Edit) {
 	return edits
 }
 
-// FindSharedUIs returns the UI resources of tool lists whose URIs must name the server.
+// FindSharedUIs returns the UI resources in tool lists whose URIs must name the server: several
+// servers have them, or their URIs look like those that name a server.
 func FindSharedUIs(all []*List) SharedUIs {
 	var shared SharedUIs
 	share := func(uri string) {

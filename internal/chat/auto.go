@@ -7,12 +7,13 @@ import (
 )
 
 // A Progress holds the decisions of masking a conversation up to a request, from which the next
-// request continues. The zero value is for a new conversation, and for policies without [ClearAuto].
+// request continues. The zero value is for a new conversation, and for policies without
+// [ClearAuto].
 type Progress struct {
-	turns    int // number of turns
-	nextLook int // number of turns at which candidates are examined next
-	now      state
-	moves    []int32 // by result: the move that masked it, or 0
+	turns           int // number of turns
+	nextExamination int // number of turns at which candidates are examined next
+	now             state
+	moves           []int32 // by result: the move that masked it, or 0
 
 	// Cost of all requests so far, masked and unmasked, in characters times prices.
 	masked, unmasked float64
@@ -21,19 +22,19 @@ type Progress struct {
 // bytes returns how much memory p takes.
 func (p *Progress) bytes() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) }
 
-// expectedTurns estimates how many turns follow after so many. Agents may end at any time: of recorded
-// runs with 20 turns, half go on for 7 to 30 more, and a tenth end within two. So the estimate is low:
-// a fifth of the turns so far, at most 8. If masking takes longer to pay off, waiting is better: it
-// pays off sooner when more results are old.
+// expectedTurns estimates how many turns follow after a number of turns. Agents may end at any
+// time: of recorded runs with 20 turns, half go on for 7 to 30 more, and a tenth end within two. So
+// the estimate is low: a fifth of the turns so far, at most 8. If masking takes longer to pay off,
+// waiting is better: it pays off sooner when more results are old.
 func expectedTurns(turns int) float64 { return min(0.2*float64(turns), 8) }
 
 // minCached is the smallest prefix in characters that most providers cache.
 const minCached = MinCached * CharsPerToken
 
-// looksPerTurn is how many candidates are examined per turn, on average. With more, some turns skip the
-// examination, so that a request with many thousands of results does not examine all of them at every
-// turn.
-const looksPerTurn = 128
+// examinedPerTurn is how many candidates are examined per turn, on average. With more candidates,
+// some turns skip the examination, so that a request with many thousands of results does not
+// examine all of them at every turn.
+const examinedPerTurn = 128
 
 // A candidate is an old result that could be masked.
 type candidate struct {
@@ -62,50 +63,50 @@ type ledger struct {
 	clearedBy  sums        // cleared by result
 }
 
-// foldAuto is fold for [ClearAuto]. It continues from a progress and returns the new one. If the cache
-// is cold, the whole request is written anew, and masking is free.
-func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before state, progress Progress) {
+// foldAuto is fold for [ClearAuto]. It continues from a progress and returns the new one. If the
+// cache is cold, the whole request is written to it anyway, so masking is free.
+func (c *Conversation) foldAuto(p *Policy, prior *Progress, cold bool) (now, before state, progress Progress) {
 	if len(c.turns) == 0 {
 		return state{}, state{}, Progress{}
 	}
 	c.resetIDs(p)
-	l := &ledger{account: account{c: c, policy: p}, Progress: *so}
-	l.onOld = l.add
-	l.moves = make([]int32, max(len(c.results), len(so.moves)))
-	copy(l.moves, so.moves)
+	l := &ledger{account: account{c: c, policy: p}, Progress: *prior}
+	l.onOld = l.addOld
+	l.moves = make([]int32, max(len(c.results), len(prior.moves)))
+	copy(l.moves, prior.moves)
 	l.clearedBy = make(sums, len(l.moves)+1)
 	l.head = len(c.body) - int(c.list.span.end-c.list.span.start)
-	length := l.end(-1) // of an unmasked request
-	if so.turns == 0 {
+	length := l.lengthUpTo(-1) // of an unmasked request
+	if prior.turns == 0 {
 		l.unmasked = p.WritePrice * float64(length)
 		l.masked = l.unmasked
 	}
-	before = so.now
+	before = prior.now
 	step := max(p.StepTurns, 1)
 	for turns := 1; turns <= len(c.turns); turns++ {
-		l.enter(turns - 1)
+		l.addTurn(turns - 1)
 		sent := length
-		length = l.end(turns - 1)
+		length = l.lengthUpTo(turns - 1)
 		cold := cold && turns == len(c.turns)
-		if turns <= so.turns && !cold {
+		if turns <= prior.turns && !cold {
 			continue
 		}
 		boundary := max(turns-p.WindowTurns, 0) / step * step
-		l.age(boundary)
+		l.advance(boundary)
 		l.turns = turns
 		l.charge(sent, length-sent, cold)
-		if turns < l.nextLook && !cold {
+		if turns < l.nextExamination && !cold {
 			continue
 		}
 		if first, cost := l.best(sent-l.cleared, cold); first >= 0 {
-			if so.turns == 0 {
+			if prior.turns == 0 {
 				before = l.now
 			}
 			l.now = state{boundary: boundary, step: turns, move: l.now.move + 1}
 			l.masked += cost
 			l.clear(first)
 		}
-		l.nextLook = turns + len(l.candidates)/looksPerTurn
+		l.nextExamination = turns + len(l.candidates)/examinedPerTurn
 	}
 	return l.now, before, l.Progress
 }
@@ -123,9 +124,9 @@ func (l *ledger) charge(repeated, added int, cold bool) {
 	l.masked += price(repeated - l.cleared)
 }
 
-// end returns the length of an unmasked request up to the end of a turn, or before the first turn if
-// turn is -1.
-func (l *ledger) end(turn int) int {
+// lengthUpTo returns the length of an unmasked request up to the end of a turn, or before the first
+// turn if turn is -1.
+func (l *ledger) lengthUpTo(turn int) int {
 	start := int(l.c.list.span.start)
 	if turn < 0 {
 		return l.head + int(l.c.turns[0].start) - start
@@ -133,14 +134,14 @@ func (l *ledger) end(turn int) int {
 	return l.head + int(l.c.turns[turn].end) - start + l.shift
 }
 
-// add adds an old result.
-func (l *ledger) add(i int) {
+// addOld makes an old result a candidate, or counts it as masked if it already is.
+func (l *ledger) addOld(i int) {
 	r := &l.c.results[i]
 	id := l.c.idOf(r)
 	if id == nil || !r.released || l.c.judge(r, id, l.policy) == keep {
 		return
 	}
-	saved := l.saved(i)
+	saved := l.savings(i)
 	if l.moves[i] != 0 {
 		l.cleared += saved
 		l.clearedBy.add(i, saved)
@@ -153,16 +154,16 @@ func (l *ledger) add(i int) {
 	l.candidates = append(l.candidates, candidate{i, at, saved})
 }
 
-// saved returns how many characters masking a result saves.
-func (l *ledger) saved(i int) int {
+// savings returns how many characters masking a result saves.
+func (l *ledger) savings(i int) int {
 	r := &l.c.results[i]
-	chars, _ := l.c.original(r, l.c.idOf(r), l.policy)
+	chars, _ := l.c.originalLen(r, l.c.idOf(r), l.policy)
 	_, placeholder := l.policy.template().size(l.c.filling(r))
 	return chars - placeholder - int(r.n-1)
 }
 
 // best returns the candidate to begin with, or -1 to mask none, and the additional cost of this
-// request. sent is the length of the last request.
+// request. sent is the length of the previous request.
 func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 	inOrder := func(a, b candidate) int { return a.result - b.result }
 	if !slices.IsSortedFunc(l.candidates, inOrder) { // a tool has released an earlier result
@@ -176,7 +177,7 @@ func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 		saved += c.saved
 		price := -p.WritePrice * float64(saved)
 		if !cold && sent >= minCached {
-			anew := sent - l.readable(c.at)
+			anew := sent - l.stillCached(c.at)
 			price += (p.WritePrice - p.ReadPrice) * float64(anew)
 		}
 		gain := expectedTurns(l.turns)*p.ReadPrice*float64(saved) - price
@@ -187,10 +188,10 @@ func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 	return first, cost
 }
 
-// readable returns how much of a request that changes at a position is still cached. Requests that
-// mark what to cache mark the end of the fixed part and the last messages, so what lies between the
-// fixed part and the change is processed again.
-func (l *ledger) readable(position int) int {
+// stillCached returns how much of a request is still cached if it changes at a position. Requests
+// with cache marks have them at the end of the fixed part and in the last messages, so everything
+// between the fixed part and the change is processed again.
+func (l *ledger) stillCached(position int) int {
 	switch cache := l.c.cache; {
 	case cache.messages && cache.opening:
 		position = l.head
@@ -233,9 +234,9 @@ func (s sums) before(i int) (sum int) {
 // messages.
 func (c *Conversation) Uncached() bool { return c.list.format == toolUse && !c.cache.messages }
 
-// CacheTTL returns how long the provider caches the request, as far as is known: 5 minutes if it has
-// cache marks, as Anthropic's do, or an hour if it asks for that. Providers without marks promise
-// less, but may keep it for an hour.
+// CacheTTL returns how long the provider caches the request, as far as is known: 5 minutes if it
+// has cache marks, as requests to Anthropic do, or an hour if it asks for that. Providers without
+// marks promise less, but may cache it for an hour.
 func (c *Conversation) CacheTTL() time.Duration {
 	if c.cache.messages && !c.cache.hour {
 		return 5 * time.Minute

@@ -13,13 +13,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// auto is a policy that masks when it pays.
+// auto returns a policy that masks when it pays.
 func auto() Policy {
 	return Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, ReadPrice: DefaultReadPrice, WritePrice: DefaultWritePrice,
 		MaxLoss: DefaultMaxLoss}
 }
 
-// A provider bills what a request has in common with the one before at the price of
+// A provider bills the prefix that a request shares with the previous one at the price of
 // reading, and the rest at that of writing.
 type provider struct {
 	last []byte
@@ -38,8 +38,8 @@ func (p *provider) send(body []byte, cold bool) {
 	p.last = append(p.last[:0], body...)
 }
 
-// work is a conversation of an agent whose results are about so long: lognormal, as those
-// of real ones are.
+// work returns the requests of a conversation. The lengths of its results have a lognormal
+// distribution, like those of real agents.
 func work(r *rand.Rand, turns, median int, spread float64) (requests [][]byte) {
 	body := fmt.Appendf(nil, `{"tools":[{"name":"read","description":"%s"}],"messages":[{"role":"user","content":"go"}`,
 		strings.Repeat("t", 20_000))
@@ -55,8 +55,7 @@ func work(r *rand.Rand, turns, median int, spread float64) (requests [][]byte) {
 	return append(requests, append(body, "]}"...))
 }
 
-// However a conversation goes and whenever it ends, its bill is never higher than without
-// masking by more than MaxLoss.
+// At every turn of a conversation, its bill exceeds that without masking by at most MaxLoss.
 func TestAutoKeepsWithinMaxLoss(t *testing.T) {
 	for _, test := range []struct {
 		turns, median int
@@ -106,7 +105,7 @@ func TestAutoKeepsWithinMaxLoss(t *testing.T) {
 	}
 }
 
-// shownIn returns which results are masked, each by a letter.
+// shownIn returns a character per result: m if it is masked, or else a period.
 func shownIn(c *Conversation, p *Policy) (out string) {
 	for r := range c.Results(p) {
 		if r.Masked {
@@ -127,8 +126,8 @@ func parsed(t *testing.T, body string) *Conversation {
 	return c
 }
 
-// When the cache has nothing, everything old is masked, also if there is no new turn, and it
-// stays so when the cache is warm again.
+// If the cache is cold, all old results are masked, even without a new turn. They stay masked
+// when the cache is warm again.
 func TestColdCache(t *testing.T) {
 	p := auto()
 	turns := make([]toolTurn, 12)
@@ -163,7 +162,7 @@ func TestColdCache(t *testing.T) {
 	}
 }
 
-// A conversation that has been cut is masked as one that was not seen before.
+// A conversation that has been cut is masked like a new one.
 func TestMaskAfterCut(t *testing.T) {
 	p := auto()
 	turns := make([]toolTurn, 60)
@@ -183,8 +182,8 @@ func TestMaskAfterCut(t *testing.T) {
 	}
 }
 
-// Where one huge result follows many that are worth little, only the huge one is masked:
-// what comes before it stays in the cache.
+// If one huge result follows many short ones, only the huge one is masked: the part before it
+// stays cached.
 func TestAutoBeginsWhereItPays(t *testing.T) {
 	p := auto()
 	var turns []toolTurn
@@ -203,9 +202,9 @@ func TestAutoBeginsWhereItPays(t *testing.T) {
 	}
 }
 
-// Where many results wait to be masked, they are looked at less often, but in the same turns
-// whether the conversation has been seen before or not.
-func TestAutoLooksLessOften(t *testing.T) {
+// Many candidates are examined less often, and in the same turns whether or not the
+// conversation is known.
+func TestAutoExaminesLessOften(t *testing.T) {
 	p := auto()
 	p.KeepLastPerTool = 2
 	var turns []toolTurn
@@ -227,18 +226,18 @@ func TestAutoLooksLessOften(t *testing.T) {
 		if !reflect.DeepEqual(after, plan) {
 			t.Fatalf("turn %d: %d results from the turn before, %d from the beginning", i, after.Results, plan.Results)
 		}
-		rare = max(rare, progress.nextLook-progress.turns)
+		rare = max(rare, progress.nextExamination-progress.turns)
 		if plan.Broken {
 			moves++
 		}
 	}
 	if rare < 2 || moves == 0 {
-		t.Errorf("results were looked at every %d turns, and masked %d times", rare, moves)
+		t.Errorf("the longest pause between examinations is %d turns, results were masked %d times", rare, moves)
 	}
 }
 
-// Requests of Anthropic's say what is cached: if messages change, the cache has what comes
-// before them at most, and without a mark there nothing of them.
+// Requests in Anthropic's format mark what is cached. If messages change, at most the part
+// before the messages stays cached, and nothing if that has no mark.
 func TestBreakpoints(t *testing.T) {
 	p := auto()
 	p.MaxLoss = 1
@@ -272,7 +271,7 @@ func TestBreakpoints(t *testing.T) {
 		t.Errorf("without marks on messages masking is free from turn 9 on, but begins at %d and %d", neither, opening)
 	}
 	if both <= 9 || messages <= both {
-		t.Errorf("masking begins at turn %d with marks on both, and at %d if all has to be written anew", both, messages)
+		t.Errorf("masking begins at turn %d with marks on both, and at %d with marks on messages only", both, messages)
 	}
 	for want, c := range map[time.Duration]*Conversation{
 		5 * time.Minute: parsed(t, request(1, mark, mark)), time.Hour: parsed(t, request(1, mark, hour)),
@@ -282,6 +281,6 @@ func TestBreakpoints(t *testing.T) {
 		}
 	}
 	if parsed(t, grown([]toolTurn{{"read", "x"}})).Uncached() {
-		t.Error("a chat is taken for one of Anthropic's")
+		t.Error("chat completions are taken for Anthropic's format")
 	}
 }

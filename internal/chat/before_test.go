@@ -8,8 +8,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A plan knows how much of a request was in the one before, unmasked and as it was
-// sent, although it never saw that.
+// A plan states how much of a request was in the previous one, unmasked and as sent. It follows
+// from the request alone.
 func TestPlanKnowsTheRequestBefore(t *testing.T) {
 	long := strings.Repeat("x", 500)
 	for _, format := range []struct {
@@ -52,7 +52,7 @@ func TestPlanKnowsTheRequestBefore(t *testing.T) {
 					plan := c.Mask(&policy)
 					sent := string(jsonspan.Spliced([]byte(body), plan.Edits...))
 					if plan.Before != len(before) {
-						t.Errorf("request %d: %d bytes were there before, not %d", n, len(before), plan.Before)
+						t.Errorf("request %d: want %d bytes of the previous request, got %d", n, len(before), plan.Before)
 					}
 					shared := len(sentBefore)
 					if plan.Broken {
@@ -63,7 +63,7 @@ func TestPlanKnowsTheRequestBefore(t *testing.T) {
 						}
 					}
 					if plan.Shared != shared {
-						t.Errorf("request %d, broken %t: %d bytes were sent before, not %d", n, plan.Broken, shared, plan.Shared)
+						t.Errorf("request %d, broken %t: want %d bytes sent before, got %d", n, plan.Broken, shared, plan.Shared)
 					}
 					before, sentBefore = body, sent
 					reply, results := format.turn(n)

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// longConversation is one of a thousand turns and about size bytes.
+// longConversation returns a conversation of a thousand turns and about size bytes.
 func longConversation(size int, line string) []byte {
 	var b strings.Builder
 	b.WriteString(`{"model":"m","messages":[{"role":"system","content":"You are an agent."}`)
@@ -59,7 +59,7 @@ func BenchmarkMask(b *testing.B) {
 	}
 }
 
-// BenchmarkNextTurn masks a conversation that was masked before, when it had a turn less.
+// BenchmarkNextTurn masks a conversation that a memory knows up to its last turn.
 func BenchmarkNextTurn(b *testing.B) {
 	for _, size := range []int{400_000, 2_000_000, 20_000_000} {
 		for _, text := range benchmarkTexts {

@@ -10,9 +10,9 @@ type call struct {
 
 const noSymbol = -1
 
-// A waiting call has no id. Results without an id, or with an id that no call has, answer such calls
-// in order.
-type waiting struct {
+// A waitingCall call has no id. Results without an id, or with an id that no call has, answer such
+// calls in order.
+type waitingCall struct {
 	id       int32 // symbol, generated from the name of its tool and a number
 	next     int32 // next one of the same tool
 	answered bool
@@ -20,9 +20,9 @@ type waiting struct {
 
 // A queue holds the waiting calls of a tool.
 type queue struct {
-	round       int32 // round of first and last
+	round       int32 // round that first and last belong to
 	first, last int32
-	made        int32 // number of calls of this tool without an id so far
+	generated   int32 // number of calls of this tool without an id so far
 }
 
 const noCall = -1
@@ -34,17 +34,17 @@ const maxName = 256
 // maxEscape is the largest JSON encoding of a byte, as in \u0001.
 const maxEscape = 6
 
-// call returns a call, which may have no id, and whose tool may have no name.
-func (c *Conversation) call(id, name value) call {
-	made := call{noSymbol, c.tool(name)}
+// newCall returns a call, which may have no id, and whose tool may have no name.
+func (c *Conversation) newCall(id, name value) call {
+	made := call{noSymbol, c.toolSymbol(name)}
 	if id.isText() {
 		made.id = c.ids.number(c.decode(id), id)
 	}
 	return made
 }
 
-// tool returns the symbol of a tool name, or noSymbol.
-func (c *Conversation) tool(name value) int32 {
+// toolSymbol returns the symbol of a tool name, or noSymbol.
+func (c *Conversation) toolSymbol(name value) int32 {
 	if !name.isText() || len(c.text(name)) > maxEscape*maxName {
 		return noSymbol
 	}
@@ -62,12 +62,12 @@ func (c *Conversation) addTurnCall(call call) {
 			c.queues = append(c.queues, queue{})
 		}
 		q := &c.queues[call.tool]
-		q.made++
+		q.generated++
 		start := len(c.decoded)
 		c.decoded = append(append(c.decoded, c.names.texts[call.tool]...), '#')
-		c.decoded = strconv.AppendInt(c.decoded, int64(q.made), 10)
+		c.decoded = strconv.AppendInt(c.decoded, int64(q.generated), 10)
 		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)], value{})
-		c.list.generated = true
+		c.list.hasGenerated = true
 		i := int32(len(c.waiting))
 		if q.round == c.list.round {
 			c.waiting[q.last].next = i
@@ -75,7 +75,7 @@ func (c *Conversation) addTurnCall(call call) {
 			q.round, q.first = c.list.round, i
 		}
 		q.last = i
-		c.waiting = append(c.waiting, waiting{id: call.id, next: noCall})
+		c.waiting = append(c.waiting, waitingCall{id: call.id, next: noCall})
 	}
 	c.markCalled(call.id)
 	c.calls = append(c.calls, call)
@@ -89,14 +89,14 @@ func (c *Conversation) markCalled(id int32) {
 	c.called[id] = true
 }
 
-// addAnswer adds a result and finds its call: the one with its id, or the first one without an id, of the
-// same tool if the result names one.
+// addAnswer adds a result and finds its call: the one with its id, or the first one without an id,
+// of the same tool if the result names one.
 func (c *Conversation) addAnswer(r *result, tool value) {
 	if r.id.isText() {
 		r.symbol = c.ids.number(c.decode(r.id), r.id)
 	}
 	if len(c.waiting) > 0 && (r.symbol == noSymbol || int(r.symbol) >= len(c.called) || !c.called[r.symbol]) {
-		if w := c.next(tool); w != nil {
+		if w := c.nextWaiting(tool); w != nil {
 			w.answered = true
 			r.id, r.symbol = value{}, w.id
 		}
@@ -104,11 +104,11 @@ func (c *Conversation) addAnswer(r *result, tool value) {
 	c.results = append(c.results, *r)
 }
 
-// next returns the first waiting call of a tool, or of any if tool has no name, or nil.
-func (c *Conversation) next(tool value) *waiting {
+// nextWaiting returns the first waiting call of a tool, or of any if tool has no name, or nil.
+func (c *Conversation) nextWaiting(tool value) *waitingCall {
 	first := &c.list.oldest
 	if tool.isText() {
-		name := c.tool(tool)
+		name := c.toolSymbol(tool)
 		if name == noSymbol || int(name) >= len(c.queues) || c.queues[name].round != c.list.round {
 			return nil
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// run masks a body and returns what is sent in its place, which is never much longer.
+// run masks a body and returns the result, which must not be much longer.
 func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	t.Helper()
 	var c Conversation
@@ -32,7 +32,7 @@ func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	return out.Bytes(), plan, nil
 }
 
-var generated = flag.Uint64("conversations", 1_000, "how many conversations of each format to generate for each test")
+var generated = flag.Uint64("conversations", 1_000, "number of conversations of each format to generate per test")
 
 // generate runs a test with many conversations and policies.
 func generate(t *testing.T, test func(t *testing.T, r *rand.Rand, body []byte, p Policy)) {
@@ -51,8 +51,8 @@ func generate(t *testing.T, test func(t *testing.T, r *rand.Rand, body []byte, p
 	}
 }
 
-// What is masked is what the reference masks, and nothing else has changed. So
-// messages keep their number and order, and calls their ids and arguments.
+// A conversation is masked as by the reference, and nothing else changes. So messages keep
+// their number and order, and calls their ids and arguments.
 func TestSameAsReference(t *testing.T) {
 	generate(t, func(t *testing.T, _ *rand.Rand, body []byte, p Policy) { compare(t, body, p) })
 }
@@ -81,16 +81,16 @@ func compare(t *testing.T, body []byte, p Policy) {
 	}
 }
 
-// clearing makes a policy one whose boundary moves only if it pays.
+// clearing returns p with a random ClearAtLeast, so that the boundary moves only if it pays.
 func clearing(r *rand.Rand, p Policy) Policy {
 	p.ClearAtLeast = one(r, []int{0, 1, 10, 50, 200, ClearAuto})
 	p.ReadPrice, p.WritePrice, p.MaxLoss = DefaultReadPrice, DefaultWritePrice, 1
 	return p
 }
 
-// T28: what has been masked is masked the same way again, by the same policy. How
-// much a step clears can be seen again only where placeholders tell it, and are
-// recognized when they come: not if the name in them is that of a later call.
+// T28: masking a masked conversation by the same policy changes nothing. With ClearAtLeast,
+// this requires that placeholders state the original length and are recognized: they are not
+// if a later call uses the same id for another tool.
 func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
 		if p.template().uses[originalChars] > 0 && !renamesCalls(body) {
@@ -121,9 +121,9 @@ func renamesCalls(body []byte) bool {
 	return false
 }
 
-// T34: until the boundary moves, a conversation that has grown is sent as it was
-// before, to the byte, and what has been added. It moves only with the calls and
-// results of a turn, not with what is said after them.
+// T34: until the boundary moves, a conversation that grows is sent as the same bytes as before,
+// plus the new ones. The boundary moves only with the calls and results of a turn, not with
+// messages after them.
 func TestPrefixStaysBetweenSteps(t *testing.T) {
 	elements := jsonspan.CompilePaths("messages.*", "input.*", "contents.*", "request.contents.*")
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
@@ -156,7 +156,7 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 			}
 			mayMove := (len(c.calls) > calls || len(c.results) > results) && max(now.step, was.step) == len(c.turns)
 			if now != was && !mayMove {
-				t.Errorf("after %d turns and %d results the boundary went from %+v to %+v", len(c.turns), len(c.results), was, now)
+				t.Errorf("after %d turns and %d results the boundary moved from %+v to %+v", len(c.turns), len(c.results), was, now)
 			}
 			stays := bytes.HasPrefix(out, before)
 			if !stays && !mayMove {
@@ -170,15 +170,15 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 	})
 }
 
-// outline is a plan without the texts, for messages about it.
+// outline describes a plan without its texts, for failure messages.
 func outline(p Plan) string {
 	return fmt.Sprintf("%d turns, boundary %d, %d results of %d characters, %d saved, broken %t, "+
 		"before %d, shared %d, unread %v, grows %t, %d edits",
 		p.Turns, p.Boundary, p.Results, p.Chars, p.Saved, p.Broken, p.Before, p.Shared, p.Unread, p.Grows, len(p.Edits))
 }
 
-// A body that is made to take memory is none of a conversation. One of nothing but the
-// shortest calls and results is.
+// Parse refuses a body that is built to use up memory. It accepts one that consists of the
+// shortest calls and results.
 func TestCrowded(t *testing.T) {
 	const n = 50_000
 	list := func(before, element, after string) string {

@@ -20,7 +20,7 @@ func grown(turns []toolTurn) string {
 	return `{"messages":[` + strings.Join(messages, ",") + `]}`
 }
 
-// boundaries is where the boundary is after each turn.
+// boundaries returns the boundary after each turn.
 func boundaries(t *testing.T, turns []toolTurn, p Policy) (after []int) {
 	t.Helper()
 	for n := range turns {
@@ -66,12 +66,12 @@ func TestBoundary(t *testing.T) {
 		{"errors that are not kept pay", of(5, failed), Policy{WindowTurns: 1, ClearAtLeast: 200}, []int{0, 0, 2, 2, 4}},
 		{"excluded tools pay nothing", list(todo, todo, todo, read, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200,
 			ExcludeTools: []string{"to*"}}, []int{0, 0, 0, 0, 0, 5}},
-		{"the last of a tool pay nothing until they are", list(todo, read, read, read, read, todo, read, read),
+		{"the last results of a tool pay nothing while they are kept", list(todo, read, read, read, read, todo, read, read),
 			Policy{WindowTurns: 1, ClearAtLeast: 200, KeepLastPerTool: 1},
-			// The todo of the first turn is free from the sixth turn on.
+			// The todo of the first turn is kept until the sixth turn.
 			[]int{0, 0, 0, 3, 3, 5, 5, 7}},
-		{"enough that it never comes", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 1000}, []int{0, 0, 0, 0, 0, 0, 0, 0,
-			0}},
+		{"never, because no step masks enough", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 1000},
+			[]int{0, 0, 0, 0, 0, 0, 0, 0, 0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := boundaries(t, test.turns, test.p); !reflect.DeepEqual(got, test.want) {
@@ -81,8 +81,8 @@ func TestBoundary(t *testing.T) {
 	}
 }
 
-// T16: what is inside the content of a tool message is no result, whatever it says.
-func TestContentThatIsNoText(t *testing.T) {
+// T16: objects inside the content of a tool message are not results, whatever they contain.
+func TestContentThatIsNotText(t *testing.T) {
 	for _, content := range []string{
 		`[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"data:"}}]`,
 		`[{"type":"text","text":"x"},{"text":"x"}]`,
@@ -100,7 +100,7 @@ func TestContentThatIsNoText(t *testing.T) {
 	}
 }
 
-// What is said after the results of a turn changes nothing about them.
+// Messages after the results of a turn do not move the boundary.
 func TestBoundaryStaysWhenPeopleTalk(t *testing.T) {
 	p := Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, MinChars: 800, ReadPrice: DefaultReadPrice,
 		WritePrice: DefaultWritePrice}
@@ -117,7 +117,7 @@ func TestBoundaryStaysWhenPeopleTalk(t *testing.T) {
 	}
 }
 
-// A body made of results that are shorter than their placeholders passes as it is.
+// A body made of results that are shorter than their placeholders stays unchanged.
 // [run] checks that no body becomes much longer.
 func TestGrowth(t *testing.T) {
 	const n = 5000
@@ -203,7 +203,7 @@ func TestTemplate(t *testing.T) {
 	for _, template := range []string{"", "{foo}", "{", "}", "a { b", "{tool_name", "tool_name}", "{{tool_name}}",
 		"{Tool_Name}", "{ tool_name }", "{}"} {
 		if _, err := ParseTemplate(template); err == nil {
-			t.Errorf("%q was taken", template)
+			t.Errorf("%q was accepted", template)
 		}
 	}
 }
@@ -212,12 +212,12 @@ func unquoted(t *testing.T, spelled string) string {
 	t.Helper()
 	text, ok := referenceDecode([]byte(`"` + spelled + `"`)).(string)
 	if !ok {
-		t.Fatalf("%s is no string", spelled)
+		t.Fatalf("%s is not a string", spelled)
 	}
 	return text
 }
 
-// Allocations do not grow with the body: the edits and their texts, and that is all.
+// Allocations do not grow with the body: only the edits and their texts are allocated.
 func TestAllocations(t *testing.T) {
 	for _, size := range []int{300_000, 3_000_000} {
 		body := longConversation(size, "some line of a log\\n")

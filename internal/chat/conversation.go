@@ -11,8 +11,8 @@ import (
 // ErrShape is returned for JSON that is not a conversation in a known format.
 var ErrShape = errors.New("not a list of messages")
 
-// A Conversation holds the positions of turns, calls and results in the body of a request to a model.
-// The zero value is ready to use. It can be reused for one body after another.
+// A Conversation holds the positions of turns, calls and results in the body of a request to a
+// model. The zero value is ready to use. It can be reused for one body after another.
 type Conversation struct {
 	body    []byte
 	turns   []turn
@@ -28,18 +28,18 @@ type Conversation struct {
 	// State of parsing.
 	message message
 	block   block
-	called  []bool    // by id: a call has it
-	waiting []waiting // calls without an id that results may answer
-	queues  []queue   // waiting calls by tool
+	called  []bool        // by id: a call has it
+	waiting []waitingCall // calls without an id that results may answer
+	queues  []queue       // waiting calls by tool
 	search  jsonspan.Search
 
 	// State in a Memory, from one request to the next.
-	every   int32 // block size, or 0 if not for a Memory
-	marks   []mark
-	blocks  []uint64 // hashes of the body's blocks
-	resume  int      // number of marks that are valid for the body being read
-	past    Past
-	resumed int32 // number of turns that were not read again
+	blockSize int32 // block size, or 0 if not for a Memory
+	marks     []mark
+	blocks    []uint64 // hashes of the body's blocks
+	resume    int      // number of marks that are valid for the body being read
+	past      Past
+	resumed   int32 // number of turns that were not read again
 
 	// State of masking.
 	idInfos []idInfo    // by id
@@ -47,26 +47,26 @@ type Conversation struct {
 	scratch []byte
 }
 
-// A value is a jsonspan.Value in a third of its size: a long conversation has thousands of them, and
-// they are read more than once.
+// A value is a jsonspan.Value that takes a third of the memory: a long conversation has thousands
+// of them, and they are read more than once.
 type value struct {
 	start, end, chars int32
 	kind              jsonspan.Kind
-	numbered          bool
+	unicodeEscapes    bool
 }
 
 // MaxBody is the largest request in bytes: positions in a value are 32-bit.
 const MaxBody = math.MaxInt32
 
-// A body may have one id or result per itemSize bytes, plus firstItems. A call with its result is at
-// least twice that long. A body with more is built to use up memory: each takes several times its own
-// size.
+// A body may have one id or result per itemSize bytes, plus firstItems. A call with its result is
+// at least twice that long. A body with more is built to use up memory: each takes several times
+// its own size.
 const (
 	itemSize   = 32
 	firstItems = 1024
 )
 
-// A turn is what the model calls at once, and what follows up to the next turn.
+// A turn begins with calls that the model makes at once, and ends before the next turn.
 type turn struct {
 	start, end int32 // positions in the body
 	calls      int32 // number of calls before it
@@ -75,20 +75,20 @@ type turn struct {
 
 // A result is the result of a tool call.
 type result struct {
-	id       value // empty if its call has none
-	symbol   int32 // symbol of its id, or noSymbol
-	texts    int32 // number of texts before its own
-	n        int32 // number of its texts; 0 if its content is not text
-	next     int32 // next result of the same tool
-	shift    int32 // by how much the body before it was longer unmasked
-	chars    int   // of all its texts
-	lead     byte  // first byte of its first text, copied to avoid a memory access
-	failed   bool  // marked as an error
-	unread   Unread
-	verdict  [ErrorsPrecise + 1]verdict
-	released bool  // no longer one of the last of its tool
-	shown    shown // what is sent instead of it
-	before   shown // what was sent before the boundary moved
+	id             value // empty if its call has none
+	symbol         int32 // symbol of its id, or noSymbol
+	texts          int32 // number of texts before its own
+	n              int32 // number of its texts; 0 if its content is not text
+	next           int32 // next result of the same tool
+	shift          int32 // how much longer the body before it would be without masking
+	chars          int   // of all its texts
+	lead           byte  // first byte of its first text, copied to avoid a memory access
+	failed         bool  // marked as an error
+	unread         Unread
+	verdict        [ErrorsPrecise + 1]verdict
+	released       bool        // no longer one of the last of its tool
+	replacement    replacement // what is sent instead of it
+	oldReplacement replacement // what was sent before the boundary moved
 }
 
 // Unread says why an old result cannot be masked.
@@ -119,7 +119,7 @@ type list struct {
 	othersSpoke    bool  // others have spoken since the last turn began
 	round          int32 // incremented when waiting calls are dropped
 	oldest         int32 // index of the oldest waiting call
-	generated      bool  // some ids or names do not occur in the body
+	hasGenerated   bool  // some ids or names do not occur in the body
 	lastIsModels   bool  // the last element is the model's
 	reply          int32 // start of the model's last reply, or 0
 }
@@ -131,9 +131,9 @@ type caching struct {
 	hour     bool // for an hour
 }
 
-// Parse reads the body of a request, which must not change while c is used. It returns [ErrShape] if
-// the body is not a conversation, and an error of package jsonspan if it is not JSON or repeats a
-// relevant key.
+// Parse reads the body of a request, which must not change while c is used. It returns [ErrShape]
+// if the body is not a conversation, and an error of package jsonspan if it is not JSON or repeats
+// a relevant key.
 func (c *Conversation) Parse(body []byte) error {
 	c.reset()
 	return c.parse(body)
@@ -201,13 +201,13 @@ func (l *list) setLast(v value, models bool) {
 	l.lastIsModels = models
 }
 
-// before returns how many bytes of a body precede a position of the list in the prompt: what follows
-// the list in JSON, such as tools, precedes it there.
-func (l *list) before(body, place int) int {
-	if place == 0 {
+// bytesBefore returns how many bytes of a body precede a position of the list in the prompt.
+// Members that follow the list in JSON, such as tools, precede it in the prompt.
+func (l *list) bytesBefore(body, position int) int {
+	if position == 0 {
 		return 0
 	}
-	return place + body - int(l.span.end)
+	return position + body - int(l.span.end)
 }
 
 func (c *Conversation) beginTurn(v value) {
@@ -222,8 +222,8 @@ func (c *Conversation) beginTurn(v value) {
 	}
 }
 
-// endTurn extends the last turn to the end of v. User messages after its results do not belong to it:
-// they come later, and must not undo a decision made when the results came.
+// endTurn extends the last turn to the end of v. User messages after its results do not belong to
+// it: they come later, and must not undo a decision made when the results came.
 func (c *Conversation) endTurn(v value) {
 	if n := len(c.turns); n > 0 {
 		c.turns[n-1].end = v.end

@@ -35,14 +35,14 @@ const (
 )
 
 // keepsError reports whether a result is kept as an error.
-func (c *Conversation) keepsError(r *result, kept Errors) bool {
-	if kept == ErrorsOff {
+func (c *Conversation) keepsError(r *result, mode Errors) bool {
+	if mode == ErrorsOff {
 		return false
 	}
-	v := &r.verdict[kept]
+	v := &r.verdict[mode]
 	if *v == unjudged {
 		*v = notError
-		if r.failed || kept == ErrorsPrecise && c.reportsFailure(r) || kept == ErrorsOn && c.mentionsError(r) {
+		if r.failed || mode == ErrorsPrecise && c.reportsFailure(r) || mode == ErrorsOn && c.mentionsError(r) {
 			*v = isFailure
 		}
 	}
@@ -56,8 +56,8 @@ func (c *Conversation) mentionsError(r *result) bool {
 
 var anyMember = jsonspan.CompilePaths("*")
 
-// valueLooksLikeError reports whether a text looks like an error. An object or list instead of a text
-// does if one of its members or strings does.
+// valueLooksLikeError reports whether a text looks like an error. An object or list instead of a
+// text does if one of its members or strings does.
 func (c *Conversation) valueLooksLikeError(t value) bool {
 	if t.kind == jsonspan.String {
 		return c.textLooksLikeError(t)
@@ -78,7 +78,7 @@ func (c *Conversation) valueLooksLikeError(t value) bool {
 // object that reports an error.
 func (c *Conversation) textLooksLikeError(t value) bool {
 	body := c.text(t)
-	if t.numbered && mayEscapeASCII(body) {
+	if t.unicodeEscapes && mayEscapeASCII(body) {
 		c.scratch = unescapeASCII(c.scratch[:0], body)
 		body = c.scratch
 	}
@@ -96,15 +96,15 @@ var errorMembers = jsonspan.CompilePaths("error", "status")
 
 // objectHasError reports whether a text that looks like JSON reports an error.
 func objectHasError(text []byte) bool {
-	says := false
+	reportsError := false
 	err := errorMembers.Find(text, func(path int, v jsonspan.Value) {
-		says = says || path == 0 ||
+		reportsError = reportsError || path == 0 ||
 			v.Kind == jsonspan.String && strings.EqualFold(string(jsonspan.AppendText(nil, v.Body(text))), "error")
 	})
 	if err != nil && !errors.Is(err, jsonspan.ErrDuplicate) { // not JSON after all
 		return bytes.Contains(text, []byte(`"error"`))
 	}
-	return says || err != nil // a repeated key is ambiguous, and counts as an error
+	return reportsError || err != nil // a repeated key is ambiguous, and counts as an error
 }
 
 // quotesJSON reports whether the body of a JSON string begins like an object or a list.
@@ -123,11 +123,12 @@ func quotesJSON(body []byte) bool {
 	}
 }
 
-// Error words are searched all at once, ignoring case, by six letters of each and the letter before.
-// The search looks at two letters in every five, and the one before these, which rules out nearly
-// every position.
+// stride is the distance between the positions that the search for error words examines. It finds
+// all words at once, ignoring case, by six letters of each and the letter before. In every five
+// letters it looks at two, and the one before these, which rules out nearly every position.
 const stride = 5
 
+// A clue is a part of a word that means an error.
 type clue struct {
 	before  string // any of these letters
 	letters string
@@ -147,32 +148,33 @@ var clues = [...]clue{
 }
 
 var (
-	// before has, for each two letters, a bit set of letters that may precede them.
-	before [1 << 10]uint32
-	// places has, for each two letters, a bit for each clue and position in it where they occur.
-	places [1 << 10]uint64
+	// precedingLetters has, for each pair of letters, a bit set of the letters that may precede it.
+	precedingLetters [1 << 10]uint32
+	// cluePositions has, for each pair of letters, a bit for each clue and position where it
+	// occurs.
+	cluePositions [1 << 10]uint64
 )
 
 func init() {
 	for i, clue := range clues {
 		for at := range stride {
-			pair := letters(clue.letters[at], clue.letters[at+1])
-			places[pair] |= 1 << (i*stride + at)
+			pair := pairIndex(clue.letters[at], clue.letters[at+1])
+			cluePositions[pair] |= 1 << (i*stride + at)
 			if at > 0 {
-				before[pair] |= 1 << (clue.letters[at-1] & 31)
+				precedingLetters[pair] |= 1 << (clue.letters[at-1] & 31)
 				continue
 			}
 			for _, c := range []byte(clue.before) {
-				before[pair] |= 1 << (c & 31)
+				precedingLetters[pair] |= 1 << (c & 31)
 			}
 		}
 	}
 }
 
-func letters(a, b byte) int { return int(a&31)<<5 | int(b&31) }
+func pairIndex(a, b byte) int { return int(a&31)<<5 | int(b&31) }
 
-// findErrorWords reports whether a text has a word that means an error, and whether it has "error" in
-// quotes.
+// findErrorWords reports whether a text has a word that means an error, and whether it has "error"
+// in quotes.
 func findErrorWords(body []byte) (found, mentioned bool) {
 	if beginsWithError(body) {
 		return true, false
@@ -180,35 +182,35 @@ func findErrorWords(body []byte) (found, mentioned bool) {
 	i := 0
 	for ; i+8 <= len(body); i += 2 * stride {
 		w := binary.LittleEndian.Uint64(body[i:]) & 0x1F1F1F1F1F1F1F1F
-		first := before[(w>>3&0x3E0|w>>16&0x1F)&1023] >> (w & 31)
-		second := before[(w>>43&0x3E0|w>>56)&1023] >> (w >> 40 & 31)
+		first := precedingLetters[(w>>3&0x3E0|w>>16&0x1F)&1023] >> (w & 31)
+		second := precedingLetters[(w>>43&0x3E0|w>>56)&1023] >> (w >> 40 & 31)
 		if (first|second)&1 == 0 {
 			continue
 		}
 		for _, at := range [...]int{i + 1, i + 1 + stride} {
-			is, says := clueAt(body, at)
-			if is {
+			hit, quoted := clueAt(body, at)
+			if hit {
 				return true, false
 			}
-			mentioned = mentioned || says
+			mentioned = mentioned || quoted
 		}
 	}
 	for i++; i+1 < len(body); i += stride {
-		is, says := clueAt(body, i)
-		if is {
+		hit, quoted := clueAt(body, i)
+		if hit {
 			return true, false
 		}
-		mentioned = mentioned || says
+		mentioned = mentioned || quoted
 	}
 	return false, mentioned
 }
 
-// clueAt reports whether the two letters at i are part of a word that means an error, or of "error" in
-// quotes.
+// clueAt reports whether the two letters at i are part of a word that means an error, or of "error"
+// in quotes.
 func clueAt(body []byte, i int) (found, mentioned bool) {
-	for rest := places[letters(body[i], body[i+1])]; rest != 0; rest &= rest - 1 {
-		place := bits.TrailingZeros64(rest)
-		at, clue := i-place%stride, clues[place/stride]
+	for rest := cluePositions[pairIndex(body[i], body[i+1])]; rest != 0; rest &= rest - 1 {
+		bit := bits.TrailingZeros64(rest)
+		at, clue := i-bit%stride, clues[bit/stride]
 		if at < 1 || !hasWord(body[at:], clue.letters) {
 			continue
 		}
@@ -296,8 +298,8 @@ func escaped(body []byte, i int) bool {
 	return n%2 == 1
 }
 
-// mayEscapeASCII reports whether body may have relevant ASCII characters as numeric escapes, such as
-// \u0065. Go and others write < and > so, which are irrelevant.
+// mayEscapeASCII reports whether body may have relevant ASCII characters as numeric escapes, such
+// as \u0065. Go and others also escape < and >, but those are irrelevant.
 func mayEscapeASCII(body []byte) bool {
 	for {
 		i := bytes.Index(body, []byte(`\u00`))

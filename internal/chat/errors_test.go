@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// T18, T19: a text is an error wherever the word stands in it, in whatever case and
-// spelling, if and only if the reference says so.
+// T18, T19: a text is an error if and only if the reference says so, at every position of the
+// error word, in every case and with every kind of escape.
 func TestErrorsAtEveryPlace(t *testing.T) {
 	texts := append(append([]string{}, generatedErrors...), generatedNearErrors...)
 	found := 0
@@ -38,7 +38,7 @@ func TestErrorsAtEveryPlace(t *testing.T) {
 	}
 }
 
-func TestErrorsThatAreOddlySpelled(t *testing.T) {
+func TestErrorsWithUnusualEscapes(t *testing.T) {
 	for spelled, want := range map[string]bool{
 		`"\u00e9 \\u00"`:                        false,
 		`"\u00e9 \\u002"`:                       false,
@@ -47,7 +47,7 @@ func TestErrorsThatAreOddlySpelled(t *testing.T) {
 		`"\u00e9 \n\u0065rror"`:                 true,
 		`"\\\u0074imeout"`:                      true,
 		`"\ud83d\u0065xception"`:                true,
-		`"{\"status\":1,\"status\":\"ERROR\"}"`: true, // who knows
+		`"{\"status\":1,\"status\":\"ERROR\"}"`: true, // ambiguous
 		`"{\"error\":1,\"error\":2}"`:           true,
 		`"\u007b\"error\":1}"`:                  true,
 	} {
@@ -57,13 +57,13 @@ func TestErrorsThatAreOddlySpelled(t *testing.T) {
 	}
 }
 
-// judgedError is what this package says of a string, spelled as JSON.
+// judgedError reports whether a JSON string is kept as an error by [ErrorsOn].
 func judgedError(t *testing.T, spelled string) bool {
 	t.Helper()
 	return judged(t, ErrorsOn, spelled)
 }
 
-// judged is what this package says of a string by a rule.
+// judged reports whether a JSON string is kept as an error by a rule.
 func judged(t *testing.T, rule Errors, spelled string) bool {
 	t.Helper()
 	var c Conversation
@@ -90,7 +90,7 @@ func byNumber(text string) string {
 	return `"` + b.String() + `"`
 }
 
-// blanksByNumber spells only what stands between words by number.
+// blanksByNumber escapes only quotes, white space and control characters.
 func blanksByNumber(text string) string {
 	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`,
 		"\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`, "\x1b", `\u001b`)

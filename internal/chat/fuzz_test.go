@@ -11,9 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzConversation takes anything for a conversation and any policy. What comes out
-// is JSON if and only if what went in is, is what the reference makes of it, and
-// does not change when it is masked again.
+// FuzzConversation masks arbitrary bodies. The output is JSON if and only if the input is, has
+// the same meaning as that of the reference, and does not change when it is masked again.
 func FuzzConversation(f *testing.F) {
 	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -39,10 +38,10 @@ func FuzzConversation(f *testing.F) {
 		p := policy(rand.New(rand.NewPCG(seed, 3)))
 		out, _, err := run(t, body, p)
 		if json.Valid(out) != json.Valid(body) {
-			t.Fatalf("made %q", out)
+			t.Fatalf("got %q", out)
 		}
 		if err != nil || !utf8.Valid(body) || lone(body) || repeatsKeys(json.NewDecoder(bytes.NewReader(body))) {
-			return // two readers may disagree about it
+			return // parsers may disagree about it
 		}
 		compare(t, body, p)
 		if again, plan, err := run(t, out, p); err != nil || plan.Results > 0 || !bytes.Equal(again, out) {
@@ -109,7 +108,7 @@ func FuzzUsage(f *testing.F) {
 						continue // * matches only keys that no other path names
 					}
 					if slices.EqualFunc(path, place, func(pattern, key string) bool { return pattern == "*" || pattern == key }) {
-						reference.figures[t.is] = n
+						reference.figures[t.figure] = n
 					}
 				}
 			})
@@ -136,8 +135,8 @@ func eventsOf(stream []byte) (all [][]byte) {
 	return all
 }
 
-// eachNumber goes through the next value and calls f for the whole numbers in it that are
-// not negative. Elements of arrays stand at an empty place.
+// eachNumber reads the next value and calls f for the whole numbers in it that are not
+// negative. The place of an array element has an empty key.
 func eachNumber(d *json.Decoder, place []string, f func(place []string, n int)) {
 	token, err := d.Token()
 	if err != nil {
@@ -163,12 +162,12 @@ func eachNumber(d *json.Decoder, place []string, f func(place []string, n int)) 
 	_, _ = d.Token()
 }
 
-// lone reports whether there may be surrogates of pairs in a text.
+// lone reports whether a body may have unpaired surrogates.
 func lone(body []byte) bool {
 	return bytes.Contains(bytes.ToLower(body), []byte(`\ud`))
 }
 
-// repeatsKeys reports whether some object has a key twice.
+// repeatsKeys reports whether an object has a key twice.
 func repeatsKeys(d *json.Decoder) bool {
 	token, err := d.Token()
 	if err != nil {

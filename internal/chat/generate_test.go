@@ -10,11 +10,11 @@ import (
 	"unicode/utf8"
 )
 
-// formats are those that conversation knows.
+// formats are the formats that conversation generates.
 var formats = []string{"chat", "ollama", "anthropic", "bedrock", "responses", "gemini"}
 
-// conversation returns the raw JSON of a request in one of the formats. It is valid
-// JSON without repeated members, but about 3 % of them are not a conversation.
+// conversation generates a request in one of the formats. It is valid JSON without repeated
+// members. About 3 % of the requests are not conversations.
 func conversation(r *rand.Rand, format string) []byte {
 	g := &generator{
 		Rand:    r,
@@ -27,7 +27,7 @@ func conversation(r *rand.Rand, format string) []byte {
 	return g.write(nil, g.body())
 }
 
-// policy returns a policy without ClearAtLeast.
+// policy generates a policy without ClearAtLeast.
 func policy(r *rand.Rand) Policy {
 	p := Policy{
 		WindowTurns:     r.IntN(7),
@@ -46,8 +46,8 @@ func policy(r *rand.Rand) Policy {
 	return p
 }
 
-// generatedTemplates are the custom templates that policies use and that results
-// may be renderings of. None has a digit beside {original_chars}.
+// generatedTemplates are custom templates, for policies and for results that look like
+// placeholders. None has a digit next to {original_chars}.
 var generatedTemplates = []string{
 	"[gone: {tool_call_id}]",
 	"{tool_name}/{tool_call_id}: {original_chars} \"chars\" élidés\n\t\\",
@@ -59,7 +59,7 @@ var generatedTemplates = []string{
 	strings.TrimSuffix(referenceTemplate, ")]") + ", id={id})]",
 }
 
-// generatedErrors look like errors, each by one rule.
+// generatedErrors look like errors. Each matches one rule.
 var generatedErrors = []string{
 	"Traceback (most recent call last):\n  File \"x.py\", line 1",
 	"java.lang.NullPointerException",
@@ -151,28 +151,28 @@ var generatedNearErrors = []string{
 	" [ ] ",
 }
 
-// A tree to be written is made of these, of []any and of strings.
+// Values that write encodes: these types, []any and strings.
 type (
 	generatedObject []generatedMember
 	generatedMember struct {
 		key   string
 		value any
 	}
-	generatedLiteral string // as it is
+	generatedLiteral string // written verbatim
 )
 
 const generatedNull = generatedLiteral("null")
 
-// generatedAbsent is the value of a member that is not there.
+// generatedAbsent is the value of a member that write omits.
 type generatedAbsent struct{}
 
 type generator struct {
 	*rand.Rand
 	format  string
-	repeats bool // ids are used again
-	blanks  int  // percent of the places for white space that have some
-	escapes int  // percent of the strings that have needless escapes
-	shuffle bool // members have any order
+	repeats bool // reuse ids
+	blanks  int  // probability of white space where it is allowed, in percent
+	escapes int  // probability of needless escapes in a string, in percent
+	shuffle bool // write members in random order
 
 	items []any
 	calls []generatedCall
@@ -182,8 +182,8 @@ type generator struct {
 
 type generatedCall struct {
 	id   string
-	tool string // inconnu if there is no name
-	wire [2]any // the id and name to write
+	tool string // "inconnu" if the call has no name
+	wire [2]any // id and name as written
 }
 
 // one returns a random choice.
@@ -192,20 +192,20 @@ func one[T any](r *rand.Rand, choices []T) T { return choices[r.IntN(len(choices
 // percent returns true with a probability of n percent.
 func (g *generator) percent(n int) bool { return g.IntN(100) < n }
 
-// body returns a whole request.
+// body generates a request.
 func (g *generator) body() any {
 	turns := g.IntN(31)
 	if g.percent(40) {
 		turns = g.IntN(9)
 	}
-	g.chatter(60)
+	g.addMessages(60)
 	for range turns {
-		g.chatter(25)
-		g.turn()
-		g.chatter(10)
+		g.addMessages(25)
+		g.addTurn()
+		g.addMessages(10)
 	}
 	if g.percent(15) {
-		g.say("assistant")
+		g.addMessage("assistant")
 	}
 
 	list, other := "messages", "input"
@@ -236,10 +236,10 @@ func (g *generator) body() any {
 			list = append(list, one(g.Rand, []any{generatedNull, "text", generatedLiteral("7"), []any{}}))
 			value = append(list, g.items[at:]...)
 		}
-	} else if g.percent(5) { // which is no list, and therefore does not matter
+	} else if g.percent(5) { // ignored, because it is not a list
 		body = append(body, generatedMember{other, one(g.Rand, []any{generatedNull, "text", generatedObject{}})})
 	}
-	if g.format == "gemini" && g.percent(30) { // as Code Assist has it
+	if g.format == "gemini" && g.percent(30) { // the format of Code Assist
 		return append(body, generatedMember{"request", generatedObject{{list, value}}})
 	}
 	body = append(body, generatedMember{list, value})
@@ -267,18 +267,19 @@ func (g *generator) body() any {
 	return body
 }
 
-// chatter adds messages of anyone, that often.
-func (g *generator) chatter(percent int) {
+// addMessages adds messages without calls: the first with a probability of percent, each further
+// one with half of that of the one before.
+func (g *generator) addMessages(percent int) {
 	for g.percent(percent) {
-		g.say(one(g.Rand, []string{"user", "user", "system", "assistant", "assistant", "developer"}))
+		g.addMessage(one(g.Rand, []string{"user", "user", "system", "assistant", "assistant", "developer"}))
 		percent /= 2
 	}
 }
 
-// say adds a message without calls.
-func (g *generator) say(role string) {
+// addMessage adds a message without calls.
+func (g *generator) addMessage(role string) {
 	if g.format == "gemini" {
-		g.parts(role, []any{generatedObject{{"text", g.words(12)}}})
+		g.addParts(role, []any{generatedObject{{"text", g.words(12)}}})
 		return
 	}
 	m := generatedObject{{"role", role}}
@@ -304,7 +305,7 @@ func (g *generator) say(role string) {
 		content = one(g.Rand, []any{generatedNull, generatedAbsent{}, "", []any{}, []any{generatedNull, "x"}})
 	}
 	m = append(m, generatedMember{"content", content})
-	if g.format != "responses" && g.percent(10) { // no calls, or not where they count
+	if g.format != "responses" && g.percent(10) { // tool_calls that are not calls, or that a role ignores
 		m = append(m, generatedMember{"tool_calls", one(g.Rand, []any{
 			generatedNull, []any{}, "x", generatedObject{}, []any{generatedNull, "x", generatedObject{}},
 			[]any{generatedObject{{"id", ""}, {"function", generatedObject{{"name", "exec"}}}}},
@@ -314,8 +315,8 @@ func (g *generator) say(role string) {
 	g.items = append(g.items, append(m, g.vendor()...))
 }
 
-// turn adds calls and, mostly, their results.
-func (g *generator) turn() {
+// addTurn adds calls and usually their results.
+func (g *generator) addTurn() {
 	calls := []generatedCall{g.call()}
 	for g.percent(30) && len(calls) < 5 {
 		calls = append(calls, g.call())
@@ -325,7 +326,7 @@ func (g *generator) turn() {
 		switch {
 		case g.percent(4):
 			g.late = append(g.late, c)
-		case g.percent(2): // never
+		case g.percent(2): // not answered
 		case g.percent(3):
 			results = append(results, c, c)
 		default:
@@ -333,14 +334,14 @@ func (g *generator) turn() {
 		}
 	}
 
-	if g.percent(2) { // before its call
-		g.answers([]generatedCall{calls[0]})
+	if g.percent(2) { // a result before its call
+		g.addResults([]generatedCall{calls[0]})
 	}
 	switch g.format {
 	case "responses":
 		for i, c := range calls {
 			if i > 0 && g.percent(10) {
-				g.say("assistant")
+				g.addMessage("assistant")
 			}
 			if i > 0 && g.percent(10) {
 				g.items = append(g.items, generatedObject{{"type", "reasoning"}, {"id", "rs_1"}})
@@ -358,8 +359,8 @@ func (g *generator) turn() {
 				{"type", kind}, {key, c.wire[0]}, {"name", c.wire[1]}, {other, g.id()},
 				{"arguments", `{"path":"a\\b","n":1.0}`},
 			}, g.vendor()...))
-			if i > 0 && g.percent(5) { // the next call is of another turn
-				g.answers([]generatedCall{calls[i-1]})
+			if i > 0 && g.percent(5) { // a result between calls, which ends the turn
+				g.addResults([]generatedCall{calls[i-1]})
 			}
 		}
 	case "anthropic", "bedrock":
@@ -378,10 +379,10 @@ func (g *generator) turn() {
 				}))
 			}
 		}
-		g.parts("assistant", parts)
+		g.addParts("assistant", parts)
 	default:
 		var blocks []generatedCall
-		if g.percent(3) { // both formats in one
+		if g.percent(3) { // calls in both formats
 			blocks = append(blocks, generatedCall{id: g.id(), tool: "exec"})
 			blocks[0].wire = [2]any{blocks[0].id, "exec"}
 			answer(blocks[0])
@@ -391,7 +392,7 @@ func (g *generator) turn() {
 	for _, c := range calls {
 		answer(c)
 	}
-	for g.percent(4) { // an orphan, or a result without an id
+	for g.percent(4) { // a result without a call or without an id
 		c := generatedCall{id: g.id(), tool: "inconnu"}
 		c.wire = [2]any{one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}}),
 			g.tool()}
@@ -404,14 +405,14 @@ func (g *generator) turn() {
 	if g.percent(20) {
 		g.Shuffle(len(results), func(i, j int) { results[i], results[j] = results[j], results[i] })
 	}
-	g.answers(results)
+	g.addResults(results)
 }
 
-// assistant returns a message with tool_calls and with tool_use blocks.
+// assistant returns a message with calls in tool_calls, and with blocks of type tool_use.
 func (g *generator) assistant(calls, blocks []generatedCall) any {
 	role := "assistant"
 	if g.percent(2) {
-		role = one(g.Rand, []string{"user", "Assistant", "tool", "system"}) // whose calls do not count
+		role = one(g.Rand, []string{"user", "Assistant", "tool", "system"}) // calls of these roles are ignored
 	}
 	m := generatedObject{{"role", role}}
 	if len(calls) > 0 {
@@ -458,7 +459,7 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 	return append(append(m, generatedMember{"content", content}), g.vendor()...)
 }
 
-// ambiguous returns members that make a block of Bedrock something else, rarely.
+// ambiguous rarely returns a member that makes a Bedrock block something else.
 func (g *generator) ambiguous(member, kind string) generatedObject {
 	if !g.percent(4) {
 		return nil
@@ -469,8 +470,8 @@ func (g *generator) ambiguous(member, kind string) generatedObject {
 	})}
 }
 
-// parts adds a message of Gemini.
-func (g *generator) parts(role string, parts []any) {
+// addParts adds a Gemini message.
+func (g *generator) addParts(role string, parts []any) {
 	var wire any = map[string]string{"assistant": "model", "tool": "function", "user": "user"}[role]
 	if wire == "" || g.percent(2) {
 		wire = one(g.Rand, []any{"system", "assistant", "tool", generatedNull, generatedAbsent{}})
@@ -482,7 +483,7 @@ func (g *generator) parts(role string, parts []any) {
 	g.items = append(g.items, append(generatedObject{{"role", wire}, {"parts", list}}, g.vendor()...))
 }
 
-// object returns a value that may replace a text, in the formats that allow objects there.
+// object returns a value for the formats that allow an object in place of a text.
 func (g *generator) object(c generatedCall) any {
 	switch n := g.IntN(100); {
 	case n < 45:
@@ -499,15 +500,15 @@ func (g *generator) object(c generatedCall) any {
 		generatedAbsent{}, []any{g.text(c)}})
 }
 
-// answers adds the results of calls.
-func (g *generator) answers(calls []generatedCall) {
+// addResults adds the results of calls.
+func (g *generator) addResults(calls []generatedCall) {
 	var blocks []any
 	flush := func() {
 		if blocks == nil {
 			return
 		}
 		if g.format == "gemini" {
-			g.parts(one(g.Rand, []string{"user", "user", "tool"}), blocks)
+			g.addParts(one(g.Rand, []string{"user", "user", "tool"}), blocks)
 			blocks = nil
 			return
 		}
@@ -516,7 +517,7 @@ func (g *generator) answers(calls []generatedCall) {
 		}
 		role := "user"
 		if g.percent(1) {
-			role = "system" // whose results do not count
+			role = "system" // its results are ignored
 		}
 		g.items = append(g.items, append(generatedObject{{"role", role}, {"content", blocks}}, g.vendor()...))
 		blocks = nil
@@ -579,7 +580,7 @@ func (g *generator) answers(calls []generatedCall) {
 				m = append(m, generatedMember{"tool_name", c.wire[1]})
 			}
 			if g.percent(3) {
-				m = append(m, generatedMember{"is_error", generatedLiteral("true")}) // means nothing here
+				m = append(m, generatedMember{"is_error", generatedLiteral("true")}) // ignored in this format
 			}
 			g.items = append(g.items, append(m, g.vendor()...))
 		}
@@ -587,7 +588,7 @@ func (g *generator) answers(calls []generatedCall) {
 	flush()
 }
 
-// output returns an item of the input of responses that is a result.
+// output returns a result in the format of responses.
 func (g *generator) output(c generatedCall) generatedObject {
 	kind, key := one(g.Rand, []string{"function_call_output", "custom_tool_call_output"}), "call_id"
 	if g.percent(25) {
@@ -634,7 +635,7 @@ func (g *generator) output(c generatedCall) generatedObject {
 	return item
 }
 
-// bedrock returns parts of a result of Bedrock.
+// bedrock returns parts of a Bedrock result.
 func (g *generator) bedrock(c generatedCall) (parts []any) {
 	for range g.IntN(3) {
 		switch {
@@ -652,7 +653,7 @@ func (g *generator) bedrock(c generatedCall) (parts []any) {
 	return parts
 }
 
-// call returns a call, mostly a new one.
+// call returns a call, usually a new one.
 func (g *generator) call() generatedCall {
 	if g.repeats && len(g.calls) > 0 && g.percent(30) {
 		c := one(g.Rand, g.calls)
@@ -676,7 +677,7 @@ func (g *generator) call() generatedCall {
 	return c
 }
 
-// id returns an id that there has not been.
+// id returns a new id.
 func (g *generator) id() string {
 	g.next++
 	form := "call_%d"
@@ -769,7 +770,7 @@ func (g *generator) text(c generatedCall) string {
 		return "…"
 	}
 
-	// A placeholder, or nearly.
+	// A placeholder, or a text that resembles one.
 	template := referenceTemplate
 	if g.percent(40) {
 		template = one(g.Rand, generatedTemplates)
@@ -794,7 +795,7 @@ func (g *generator) text(c generatedCall) string {
 		result).Replace(template)
 }
 
-// words returns some text of at most that many words.
+// words returns a text of at most n words.
 func (g *generator) words(n int) string {
 	var b strings.Builder
 	for range g.IntN(n + 1) {
@@ -809,7 +810,7 @@ func (g *generator) words(n int) string {
 	return b.String()
 }
 
-// vendor returns members that mean nothing, mostly none.
+// vendor returns unknown members, usually none.
 func (g *generator) vendor() generatedObject {
 	var members generatedObject
 	for _, key := range []string{"x_vendor", "Content", "ROLE", "é\"", "", "contents", "prompt_cache_key"} {
@@ -820,7 +821,7 @@ func (g *generator) vendor() generatedObject {
 	return members
 }
 
-// any returns some value, nested at most that deep.
+// any returns an arbitrary value, nested at most depth levels deep.
 func (g *generator) any(depth int) any {
 	switch n := g.IntN(7); {
 	case n == 0:
@@ -908,7 +909,7 @@ func (g *generator) write(dst []byte, v any) []byte {
 	return g.blank(dst)
 }
 
-// blank appends white space, sometimes.
+// blank sometimes appends white space.
 func (g *generator) blank(dst []byte) []byte {
 	if g.blanks > 0 && g.percent(g.blanks) {
 		dst = append(dst, one(g.Rand, []string{" ", " ", "\n", "\t", "\r\n", "\n    "})...)
@@ -916,14 +917,15 @@ func (g *generator) blank(dst []byte) []byte {
 	return dst
 }
 
-// shortEscapes are those of two characters.
+// shortEscapes are the escapes of two characters.
 var shortEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`, '\t': `\t`, '\b': `\b`, '\f': `\f`,
 	'/': `\/`}
 
-// writeString appends a string, with escapes that are not needed if needless.
+// writeString appends a JSON string. If needless is set, it also escapes characters that do not
+// require it.
 func (g *generator) writeString(dst []byte, s string, needless bool) []byte {
 	often := one(g.Rand, []int{5, 30, 100})
-	lone := one(g.Rand, []rune{0xfffd, 0xd83d, 0xdd27}) // half of a pair is read as U+FFFD
+	lone := one(g.Rand, []rune{0xfffd, 0xd83d, 0xdd27}) // an unpaired surrogate decodes to U+FFFD
 	dst = append(dst, '"')
 	for _, r := range s {
 		escape := needless && g.percent(often)
@@ -949,7 +951,7 @@ func (g *generator) writeString(dst []byte, s string, needless bool) []byte {
 	return append(dst, '"')
 }
 
-// TestGenerate makes sure that conversations are what tests need.
+// TestGenerate checks that the generated conversations are valid and cover every kind.
 func TestGenerate(t *testing.T) {
 	const seeds = 2000
 	for _, format := range formats {
@@ -960,7 +962,7 @@ func TestGenerate(t *testing.T) {
 			for seed := range uint64(seeds) {
 				body := conversation(rand.New(rand.NewPCG(seed, 0)), format)
 				if seed%20 == 0 && string(conversation(rand.New(rand.NewPCG(seed, 0)), format)) != string(body) {
-					t.Fatalf("seed %d gives two conversations", seed)
+					t.Fatalf("seed %d: two different conversations", seed)
 				}
 				if !json.Valid(body) {
 					t.Fatalf("seed %d: not JSON: %s", seed, body)
@@ -981,8 +983,8 @@ func TestGenerate(t *testing.T) {
 				if broken {
 					breaks++
 				}
-				// What has been masked stays masked. Objects that are not are spelled in another
-				// way, and may be longer.
+				// Masked results are not masked again. Unmasked objects are encoded anew and may
+				// become longer than MinChars.
 				if _, again, _, _ := reference(out, p); again != 0 && (p.MinChars == 0 || format != "gemini" &&
 					format != "bedrock") {
 					t.Fatalf("seed %d: masks %d results again", seed, again)
@@ -991,7 +993,7 @@ func TestGenerate(t *testing.T) {
 			t.Logf("%d masked (%d results), %d broken, %d refused, %d unchanged, %d bytes each", masks, results, breaks,
 				refused, identical, size/seeds)
 			if masks < 200 || breaks < 50 || refused < 20 || identical < 100 {
-				t.Error("too few of a kind")
+				t.Error("too few conversations of one kind")
 			}
 		})
 	}

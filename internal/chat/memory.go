@@ -18,22 +18,23 @@ import (
 // It holds no content: only positions in a body, hashes of its blocks to find out how much of
 // another body is the same, and a [Past]. It is safe for concurrent use.
 type Memory struct {
-	block int // bytes per hash
+	blockSize int // bytes per hash
 
-	mu   sync.Mutex
-	kept *quota.Cache[*Conversation, struct{}]
+	mu            sync.Mutex
+	conversations *quota.Cache[*Conversation, struct{}]
 }
 
 // Limits. A conversation of 1,000 turns takes about 200 KiB.
 const (
 	maxRemembered      = 4096
 	maxRememberedBytes = 64 << 20
-	ownerRemembered    = 64 // all are compared with each request
+	ownerRemembered    = 64 // each request is compared with all of them
 	ownerBytes         = 16 << 20
-	memoryTTL          = 2 * time.Hour // longer than providers cache
+	memoryTTL          = 2 * time.Hour // longer than providers cache prompts
 )
 
-// blockSize is the size of the blocks of a body. Everything after the last equal block is read again.
+// blockSize is the size of the blocks of a body. Everything after the last equal block is read
+// again.
 const blockSize = 16 << 10
 
 // A mark is a position where reading can continue: the state at the end of an element of the list.
@@ -47,7 +48,7 @@ type mark struct {
 	cache                        caching
 }
 
-// A Past is what a [Memory] knows about the previous request of a conversation: the progress of
+// A Past describes the previous request of a conversation, as a [Memory] keeps it: the progress of
 // masking, and its time. The zero value is for an unknown conversation.
 type Past struct {
 	Progress Progress
@@ -57,8 +58,8 @@ type Past struct {
 // Past returns what is known about the previous request. It is empty if the conversation was cut or
 // changed before the boundary since then.
 func (c *Conversation) Past() Past {
-	so := &c.past.Progress
-	if int(c.resumed) < so.now.boundary || len(c.turns) < so.turns {
+	prior := &c.past.Progress
+	if int(c.resumed) < prior.now.boundary || len(c.turns) < prior.turns {
 		return Past{}
 	}
 	return c.past
@@ -66,7 +67,7 @@ func (c *Conversation) Past() Past {
 
 // NewMemory returns an empty memory. Its usage counts for kind until it is closed.
 func NewMemory(kind *quota.Kind) *Memory {
-	return &Memory{block: blockSize, kept: quota.NewCache[*Conversation, struct{}](kind, quota.Limits{
+	return &Memory{blockSize: blockSize, conversations: quota.NewCache[*Conversation, struct{}](kind, quota.Limits{
 		Entries: maxRemembered, Bytes: maxRememberedBytes,
 		OwnerEntries: ownerRemembered, OwnerBytes: ownerBytes,
 	}, memoryTTL, nil)}
@@ -76,16 +77,16 @@ func NewMemory(kind *quota.Kind) *Memory {
 func (m *Memory) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.kept.Close()
+	m.conversations.Close()
 }
 
 // Parse reads the body of a request like [Conversation.Parse]. It continues from the owner's
 // conversation that shares the longest beginning with the body.
 func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
-	blocks := hashBlocks(body, m.block)
+	blocks := hashBlocks(body, m.blockSize)
 	c := m.take(owner, blocks)
 	if c == nil {
-		c = &Conversation{every: int32(m.block)}
+		c = &Conversation{blockSize: int32(m.blockSize)}
 		c.reset()
 	}
 	if err := c.parse(body); err != nil {
@@ -98,7 +99,7 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 // Keep stores a conversation, which the caller must not use from then on, and its Past for the next
 // request.
 func (m *Memory) Keep(owner string, c *Conversation, past Past) {
-	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.block {
+	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.blockSize {
 		return
 	}
 	c.past = past
@@ -107,7 +108,7 @@ func (m *Memory) Keep(owner string, c *Conversation, past Past) {
 	c.body, c.decoded, c.scratch = nil, nil, nil // everything with content
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.kept.Put(owner, c, struct{}{}, int64(c.bytes()))
+	m.conversations.Put(owner, c, struct{}{}, int64(c.bytes()))
 }
 
 func hashBlocks(body []byte, size int) []uint64 {
@@ -118,14 +119,14 @@ func hashBlocks(body []byte, size int) []uint64 {
 	return blocks
 }
 
-// take removes and returns the conversation with the most blocks in common. A conversation that shares
-// less than half of its blocks is a different one.
+// take removes and returns the conversation with the most blocks in common. A conversation that
+// shares less than half of its blocks is a different one.
 func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var best *Conversation
 	most := 0
-	for c := range m.kept.Owned(owner) {
+	for c := range m.conversations.Owned(owner) {
 		same := 0
 		for same < min(len(blocks), len(c.blocks)) && blocks[same] == c.blocks[same] {
 			same++
@@ -137,8 +138,8 @@ func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 	if best == nil {
 		return nil
 	}
-	m.kept.Remove(best)
-	best.rewind(most * m.block)
+	m.conversations.Remove(best)
+	best.rewind(most * m.blockSize)
 	return best
 }
 
@@ -156,7 +157,7 @@ func (c *Conversation) rewind(same int) {
 // mark records that reading can continue at the end of an element of the list. Only the last one of
 // each block is kept.
 func (c *Conversation) mark(end int32) {
-	if c.every == 0 || c.list.generated {
+	if c.blockSize == 0 || c.list.hasGenerated {
 		return
 	}
 	m := mark{
@@ -169,7 +170,7 @@ func (c *Conversation) mark(end int32) {
 	if n := len(c.turns); n > 0 {
 		m.turnEnd = c.turns[n-1].end
 	}
-	if n := len(c.marks); n > 0 && c.marks[n-1].end/c.every == end/c.every {
+	if n := len(c.marks); n > 0 && c.marks[n-1].end/c.blockSize == end/c.blockSize {
 		c.marks[n-1] = m
 		return
 	}
@@ -178,7 +179,7 @@ func (c *Conversation) mark(end int32) {
 
 // knownElements returns where to continue in an array, if it is the list and was read before.
 func (c *Conversation) knownElements(path, _ int) int {
-	if c.resume == 0 || !isList(place(path)) {
+	if c.resume == 0 || !isList(unwrapPath(path)) {
 		return 0
 	}
 	c.marks, c.resume = c.marks[:c.resume], 0

@@ -18,21 +18,21 @@ import (
 
 var rememberedTest = quota.NewKind("remembered_test")
 
-// newMemory returns a memory whose blocks are so small that short conversations have some.
+// newMemory returns a memory with small blocks, so that short conversations fill some.
 func newMemory(t testing.TB, block int) *Memory {
 	m := NewMemory(rememberedTest)
-	m.block = block
+	m.blockSize = block
 	t.Cleanup(m.Close)
 	return m
 }
 
-// sameWithMemory reads a body with and without a memory, and reports how many turns of it
-// were known. What comes out must be the same.
+// sameWithMemory reads a body with and without a memory and checks that the results are the
+// same. It returns how many turns the memory knew.
 func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Policy) (known int) {
 	t.Helper()
 	var want Conversation
 	wantErr := want.Parse(body)
-	raw := slices.Clone(body) // which is overwritten, as a buffer is that is used again
+	raw := slices.Clone(body) // overwritten below, like a buffer that is reused
 	got, err := m.Parse(owner, raw)
 	if fmt.Sprint(err) != fmt.Sprint(wantErr) {
 		t.Errorf("%.2000s: %v, want %v", body, err, wantErr)
@@ -45,8 +45,8 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 		t.Errorf("%.2000s\n%s\nwant %s", body, outline(gotPlan), outline(wantPlan))
 	}
 	sameResult := func(a, b result) bool {
-		// These may have been found before, or are not used.
-		a.verdict, a.next, a.before, a.shift, a.released = b.verdict, b.next, b.before, b.shift, b.released
+		// These may be set by earlier requests, or are not used.
+		a.verdict, a.next, a.oldReplacement, a.shift, a.released = b.verdict, b.next, b.oldReplacement, b.shift, b.released
 		return a == b
 	}
 	for name, same := range map[string]bool{
@@ -59,7 +59,7 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 		"list":    got.list == want.list,
 	} {
 		if !same {
-			t.Errorf("%.2000s: other %s", body, name)
+			t.Errorf("%.2000s: %s differ", body, name)
 		}
 	}
 	if !got.past.At.IsZero() {
@@ -72,7 +72,7 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 	return known
 }
 
-// prefixes returns a conversation after each of its messages.
+// prefixes returns a request for each message of a conversation, which ends with it.
 func prefixes(body []byte) (all [][]byte) {
 	var ends []int
 	var list jsonspan.Value
@@ -92,13 +92,13 @@ func prefixes(body []byte) (all [][]byte) {
 	return all
 }
 
-// Conversations that grow, at the same time, are edited, cut and taken up again come out
-// as they do without a memory.
+// A memory does not change how conversations are masked, whether they grow, alternate, or are
+// edited, cut or resumed.
 func TestMemoryChangesNothing(t *testing.T) {
 	var known, requests int
 	var mu sync.Mutex
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
-		if r.IntN(4) > 0 { // each of them is many requests
+		if r.IntN(4) > 0 { // each conversation makes many requests
 			return
 		}
 		if r.IntN(2) == 0 {
@@ -128,9 +128,9 @@ func TestMemoryChangesNothing(t *testing.T) {
 		}
 	})
 	t.Cleanup(func() {
-		t.Logf("%d of %d requests went on from others", known, requests)
+		t.Logf("%d of %d requests continued earlier ones", known, requests)
 		if known < requests/4 {
-			t.Error("too few of them to tell")
+			t.Error("too few requests continued earlier ones")
 		}
 	})
 }
@@ -155,9 +155,8 @@ func FuzzMemory(f *testing.F) {
 	})
 }
 
-// FuzzProgress takes anything for the requests of a conversation that is masked when that
-// pays, at a provider that may forget it. What comes out is JSON if that went in, and nothing
-// of the last turns is masked.
+// FuzzProgress masks arbitrary requests with ClearAuto and a cache that is sometimes cold. The
+// output is JSON, and the last turns are not masked.
 func FuzzProgress(f *testing.F) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 6))
@@ -183,7 +182,7 @@ func FuzzProgress(f *testing.F) {
 			plan, progress := c.MaskAfter(&p, &past.Progress, r.IntN(3) == 0)
 			var out bytes.Buffer
 			if err := jsonspan.Splice(&out, request, plan.Edits); err != nil || !json.Valid(out.Bytes()) {
-				t.Fatalf("made %q: %v", out.Bytes(), err)
+				t.Fatalf("got %q, %v", out.Bytes(), err)
 			}
 			if plan.Boundary > max(plan.Turns-p.WindowTurns, 0) || plan.Shared > out.Len() || plan.Shared < 0 {
 				t.Fatalf("%+v of %d bytes, with a window of %d turns", plan, out.Len(), p.WindowTurns)
@@ -193,9 +192,9 @@ func FuzzProgress(f *testing.F) {
 	})
 }
 
-// The next request of a conversation goes on where the last one ended, also where its last
-// messages are sent otherwise, as by clients that move a mark for the provider's cache.
-func TestMemoryGoesOn(t *testing.T) {
+// The next request of a conversation is read from the end of the previous one, even if the
+// last messages have changed, as with clients that move a cache mark.
+func TestMemoryContinues(t *testing.T) {
 	turn := func(i int, cached string) string {
 		return fmt.Sprintf(`,{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read","input":{}}]}`+
 			`,{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s"%s}]}`,
@@ -213,20 +212,20 @@ func TestMemoryGoesOn(t *testing.T) {
 	m := newMemory(t, blockSize)
 	p := Policy{WindowTurns: 8, KeepErrors: ErrorsOn}
 	if n := sameWithMemory(t, m, "a", request(100), &p); n != 0 {
-		t.Errorf("%d turns are known of the first request", n)
+		t.Errorf("%d turns of the first request are known", n)
 	}
 	for turns := 101; turns < 120; turns++ {
 		if n := sameWithMemory(t, m, "a", request(turns), &p); n != turns-1 {
-			t.Errorf("%d turns are known before the one of %d", n, turns)
+			t.Errorf("%d turns are known of a request with %d", n, turns)
 		}
 	}
 	if use := rememberedTest.Usage(); use.Entries != 1 || use.Bytes < 10_000 || use.Bytes > 100_000 {
-		t.Errorf("one conversation is remembered as %+v", use)
+		t.Errorf("usage of one conversation: %+v", use)
 	}
 	if n := sameWithMemory(t, m, "b", request(120), &p); n != 0 {
-		t.Errorf("%d turns of another client's are known", n)
+		t.Errorf("%d turns of another owner's conversation are known", n)
 	}
-	// Another conversation that begins alike is not taken for this one, but stays beside it.
+	// A different conversation with the same beginning is kept as a second one.
 	alike, rest := request(120)[:blockSize+100], request(120)[blockSize+100:]
 	other := slices.Concat(alike, bytes.ReplaceAll(rest, []byte("x"), []byte("y")))
 	if n := sameWithMemory(t, m, "a", other, &p); n != 0 {
@@ -237,12 +236,11 @@ func TestMemoryGoesOn(t *testing.T) {
 	}
 	m.Close()
 	if sameWithMemory(t, m, "a", request(120), &p); rememberedTest.Usage() != (quota.Usage{}) {
-		t.Errorf("after it was closed, it holds %+v", rememberedTest.Usage())
+		t.Errorf("usage after Close: %+v", rememberedTest.Usage())
 	}
 }
 
-// An owner that has many conversations does not push out those of others, and its own are
-// bounded.
+// An owner with many conversations does not evict those of others, and its own are limited.
 func TestMemoryIsBounded(t *testing.T) {
 	m := newMemory(t, 64)
 	p := Policy{WindowTurns: 8}
@@ -256,7 +254,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	for owner, want := range map[string]int{"a": ownerRemembered, "b": 1} {
 		kept := 0
-		for range m.kept.Owned(owner) {
+		for range m.conversations.Owned(owner) {
 			kept++
 		}
 		if kept != want {
@@ -265,8 +263,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// Requests at the same time, of the same conversation and of others, do not get in each
-// other's way.
+// Concurrent requests of the same conversation and of others do not affect each other.
 func TestMemoryOfRequestsAtOnce(t *testing.T) {
 	m := newMemory(t, 64)
 	p := Policy{WindowTurns: 2, KeepErrors: ErrorsOn}
@@ -285,8 +282,8 @@ func TestMemoryOfRequestsAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// A conversation that grows is masked as from its beginning, but for what a cold cache has
-// allowed; one that was cut, or changed in what is masked, begins anew.
+// A conversation that grows is masked as if read from its beginning, except that results masked
+// for a cold cache stay masked. If it was cut, or its masked part changed, it has no past.
 func TestMemoryKnowsThePast(t *testing.T) {
 	m := NewMemory(quota.NewKind("past_of_a_test"))
 	defer m.Close()
@@ -324,11 +321,11 @@ func TestMemoryKnowsThePast(t *testing.T) {
 		t.Errorf("%d results masked before the cache was cold, then %d, then %d", masked, cold.Results, again.Results)
 	}
 	if _, past := ask(requests[len(requests)-20], false); !past.At.IsZero() {
-		t.Error("a conversation that was cut is taken for the one before")
+		t.Error("a conversation that was cut has a past")
 	}
 	ask(last, true)
 	changed := bytes.Replace(last, []byte("xxx"), []byte("yyy"), 1)
 	if _, past := ask(changed, false); !past.At.IsZero() {
-		t.Error("a conversation that was changed is taken for the one before")
+		t.Error("a conversation that was changed has a past")
 	}
 }

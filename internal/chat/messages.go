@@ -10,7 +10,7 @@ import (
 type message struct {
 	role, kind word
 	failed     bool
-	odd        bool // its content has blocks that are not texts
+	notText    bool // its content has blocks that are not texts
 	toolCalls  jsonspan.Kind
 	content    value
 	id, itemID value
@@ -25,19 +25,19 @@ type message struct {
 
 // A block is an element of content, parts or tool_calls, or the output of an item of input.
 type block struct {
-	kind      word
-	failed    bool
-	odd       bool // its content has parts that are not texts
-	oddShell  bool // its content has parts that are not shell output
-	exitCode  bool // a shell command failed
-	id, useID value
-	name      value
-	content   value
-	text      value
-	call      member // toolUse or functionCall
-	answer    member // toolResult or functionResponse
-	part      piece
-	texts     int32 // number of texts before it
+	kind        word
+	failed      bool
+	notText     bool // its content has parts that are not texts
+	notShell    bool // its content has parts that are not shell output
+	shellFailed bool // a shell command failed
+	id, useID   value
+	name        value
+	content     value
+	text        value
+	call        member // toolUse or functionCall
+	answer      member // toolResult or functionResponse
+	part        piece
+	texts       int32 // number of texts before it
 }
 
 // A member is an object in a block that holds a call or a result.
@@ -61,7 +61,7 @@ type piece struct {
 
 func (c *Conversation) nextMessage() {
 	m := &c.message // fields are reset one by one: there are thousands of messages
-	m.role, m.kind, m.failed, m.odd, m.toolCalls = noWord, noWord, false, false, 0
+	m.role, m.kind, m.failed, m.notText, m.toolCalls = noWord, noWord, false, false, 0
 	m.content, m.id, m.itemID, m.name, m.tool = value{}, value{}, value{}, value{}, value{}
 	m.parts, m.calls, m.uses, m.results, m.tools = m.parts[:0], m.calls[:0], m.uses[:0], m.results[:0], m.tools[:0]
 	m.texts = int32(len(c.texts))
@@ -97,8 +97,8 @@ func (c *Conversation) endMessage(v value) {
 		}
 	case tool:
 		c.texts = append(c.texts, m.parts...)
-		c.block = block{texts: m.texts, odd: m.odd}
-		r := c.result(m.id, m.content, false, jsonspan.BeginArray)
+		c.block = block{texts: m.texts, notText: m.notText}
+		r := c.newResult(m.id, m.content, false, jsonspan.BeginArray)
 		if !m.tool.isText() {
 			m.tool = m.name
 		}
@@ -126,13 +126,13 @@ func (c *Conversation) endBlock() {
 	isUse, isAnswer := b.call.kind == jsonspan.BeginObject, b.answer.kind == jsonspan.BeginObject
 	switch {
 	case b.kind == toolUse && b.id.isText():
-		m.uses = append(m.uses, c.call(b.id, b.name))
+		m.uses = append(m.uses, c.newCall(b.id, b.name))
 		m.kind = toolUse
 	case b.kind == toolResult:
 		c.addResult(b.useID, b.content, b.failed, jsonspan.BeginArray)
 		m.kind = toolUse
 	case isMember && isUse && !isAnswer && b.call.id.isText():
-		m.uses = append(m.uses, c.call(b.call.id, b.call.name))
+		m.uses = append(m.uses, c.newCall(b.call.id, b.call.name))
 		m.kind = toolResult
 	case isMember && isAnswer && !isUse:
 		c.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginArray)
@@ -143,7 +143,7 @@ func (c *Conversation) endBlock() {
 	if b.kind == plainText && b.text.kind == jsonspan.String {
 		m.parts = append(m.parts, b.text)
 	} else {
-		m.odd = true
+		m.notText = true
 	}
 	c.nextBlock()
 }
@@ -161,7 +161,7 @@ func (c *Conversation) endContentsPart() {
 
 // addCall adds a call of a message. It needs no id if its tool has a name.
 func (c *Conversation) addCall(id, name value) {
-	if call := c.call(id, name); call.id != noSymbol || call.tool != noSymbol {
+	if call := c.newCall(id, name); call.id != noSymbol || call.tool != noSymbol {
 		c.message.calls = append(c.message.calls, call)
 	}
 }
@@ -169,19 +169,19 @@ func (c *Conversation) addCall(id, name value) {
 // addResult adds a result of a message.
 func (c *Conversation) addResult(id, content value, failed bool, kind jsonspan.Kind) {
 	m := &c.message
-	m.results = append(m.results, c.result(id, content, failed, kind))
+	m.results = append(m.results, c.newResult(id, content, failed, kind))
 	m.tools = append(m.tools, c.block.answer.name)
 }
 
-// result returns a result with the texts of the block, if its content is text: a string, or parts in a
-// value of this kind.
-func (c *Conversation) result(id, content value, failed bool, kind jsonspan.Kind) result {
+// newResult returns a result with the texts of the block, if its content is text: a string, or
+// parts in a value of this kind.
+func (c *Conversation) newResult(id, content value, failed bool, kind jsonspan.Kind) result {
 	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: failed}
 	switch content.kind {
 	case jsonspan.String:
 		c.texts = append(c.texts[:r.texts], content)
 	case kind:
-		if c.block.odd {
+		if c.block.notText {
 			r.unread = NotText
 		}
 	case 0, jsonspan.Null:
@@ -218,8 +218,8 @@ func (c *Conversation) endPart(kind word) {
 			}
 		}
 	}
-	b.odd = b.odd || !isText
-	b.oddShell = b.oddShell || !isShell
+	b.notText = b.notText || !isText
+	b.notShell = b.notShell || !isShell
 	*p = piece{}
 }
 
@@ -233,14 +233,14 @@ func (c *Conversation) endAnswerPart() {
 	case p.text.kind == 0 && p.object.kind != 0:
 		c.addObject(p.object)
 	default:
-		b.odd = true
+		b.notText = true
 	}
 	*p = piece{}
 }
 
-// addObject adds a value that is given instead of a text and may be any JSON. If it is an object with
-// one string, the string is the text; so is a placeholder. Values without members, such as numbers,
-// stay.
+// addObject adds a value that is given instead of a text and may be any JSON. If it is an object
+// with one string, the string is the text; so is a placeholder. Values without members, such as
+// numbers, stay.
 func (c *Conversation) addObject(v value) {
 	p := &c.block.part
 	switch {

@@ -16,19 +16,19 @@ const (
 		`"id":"last"}]}]}`
 )
 
-// The ids are written out: a prompt with others would be new to the provider, whatever
-// process, machine or version has made it.
+// Ids depend only on call and text. The test has one as a literal: if a process, machine or
+// version produced a different id, the provider would have to process the prompt anew.
 func TestOriginals(t *testing.T) {
 	p := Policy{WindowTurns: 1, Template: DefaultTemplateWithID}
 	seen := map[string]bool{}
 	for _, test := range []struct{ name, body, original, id string }{
 		{"a text", fmt.Sprintf(oneText, "a", "AAAA"), "AAAA", "obs_0wTdOhzkTe"},
-		{"the same of another call", fmt.Sprintf(oneText, "b", "AAAA"), "AAAA", ""},
+		{"the same text of another call", fmt.Sprintf(oneText, "b", "AAAA"), "AAAA", ""},
 		{"another text of the same call", fmt.Sprintf(oneText, "a", "AAAB"), "AAAB", ""},
-		{"what call and text have together", fmt.Sprintf(oneText, "aA", "AAA"), "AAA", ""},
+		{"the same id and text when concatenated", fmt.Sprintf(oneText, "aA", "AAA"), "AAA", ""},
 		{"a text with escapes", fmt.Sprintf(oneText, "a", `A\n\u00e9`), `A\n\u00e9`, ""},
 		{"several texts", fmt.Sprintf(threeTexts, "AA", `B\"`), `AA\n\nB\"`, ""},
-		{"nothing", fmt.Sprintf(oneText, "a", ""), "", ""},
+		{"an empty text", fmt.Sprintf(oneText, "a", ""), "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			out, plan, err := run(t, []byte(test.body), p)

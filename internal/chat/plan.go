@@ -20,14 +20,14 @@ type Plan struct {
 	Chars    int // characters in these results
 	Saved    int // characters saved; negative if the placeholders are longer than the results
 
-	// Broken reports that the request differs from the previous turn's in what that one had
-	// sent. A provider that caches prompts by their beginning has to process it again from the
-	// first changed result on.
+	// Broken reports that the request changes a result that the request of the previous turn has
+	// sent. A provider that caches prompts by their beginning has to process it again from there
+	// on.
 	Broken bool
 
-	// Before is how many bytes of the body were in the previous request: all but the last reply of the
-	// model and what follows it in the list. Shared is how many bytes of the masked body a provider can
-	// have cached from that request, up to the first changed result.
+	// Before is how many bytes of the body were in the previous request: all but the last reply of
+	// the model and what follows it in the list. Shared is how many bytes of the masked body a
+	// provider can have cached from that request, up to the first changed result.
 	Before, Shared int
 
 	// Unread counts the old results that cannot be masked, by reason.
@@ -43,9 +43,9 @@ type Original struct {
 	Body []byte // raw JSON string body, with escapes; several texts are joined with line breaks
 }
 
-// MaxGrowth is by how many bytes masking may make a body longer. Short results are masked too, so
-// placeholders can be longer than results, but a body with many short results must not become many
-// times as large.
+// MaxGrowth is the maximum number of bytes by which masking may make a body longer. Short results
+// are masked too, so placeholders can be longer than results, but a body with many short results
+// must not become many times as large.
 const MaxGrowth = 64 << 10
 
 // A state is a position of the boundary.
@@ -55,7 +55,7 @@ type state struct {
 	move     int32 // number of the move, with [ClearAuto]
 }
 
-// idInfo holds what is idInfo about an id.
+// An idInfo holds what is known about an id.
 type idInfo struct {
 	turn int32 // last turn that uses it, or noTurn
 	tool int32 // symbol, or noSymbol
@@ -71,8 +71,8 @@ type toolCount struct {
 	oldest, last int32 // indexes of the first and last result that KeepLastPerTool keeps
 }
 
-// more replaces every text of a result but the first. Providers reject empty texts.
-var more = []byte("…")
+// ellipsis replaces every text of a result but the first. Providers reject empty texts.
+var ellipsis = []byte("…")
 
 // A placeholder that replaces an object is wrapped in an object.
 const (
@@ -80,9 +80,9 @@ const (
 	endObject   = `"}`
 )
 
-var moreObject = []byte(beginObject + "…" + endObject)
+var ellipsisObject = []byte(beginObject + "…" + endObject)
 
-// room returns the length of a replacement for v with which the body keeps its length.
+// room returns how long the text of a placeholder for v can be without making the body longer.
 func (v value) room() int {
 	if v.kind == jsonspan.String {
 		return int(v.end - v.start - 2)
@@ -90,54 +90,54 @@ func (v value) room() int {
 	return int(v.end-v.start) - len(beginObject) - len(endObject)
 }
 
-// Mask decides which results are masked. The decision depends only on the conversation and the policy.
-// The plan is valid while the body is.
+// Mask decides which results are masked. The decision depends only on the conversation and the
+// policy. The plan is valid while the body is.
 func (c *Conversation) Mask(p *Policy) Plan {
 	plan, _ := c.MaskAfter(p, &Progress{}, false)
 	return plan
 }
 
-// MaskAfter is Mask for a conversation that continues one masked before, from its progress so. cold
-// says that the provider has nothing of it cached, so that masking is free. Both matter only with
-// [ClearAuto]. If so has more turns than the conversation, the conversation has been cut, and so is
-// ignored.
-func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Progress) {
-	if so.turns > len(c.turns) {
-		so = new(Progress)
+// MaskAfter is Mask for a conversation that continues one masked before, from its progress prior.
+// cold says that the provider has nothing of it cached, so that masking is free. Both matter only
+// with [ClearAuto]. If prior has more turns than the conversation, the conversation has been cut,
+// and prior is ignored.
+func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, Progress) {
+	if prior.turns > len(c.turns) {
+		prior = new(Progress)
 	}
 	for i := range c.results {
-		c.results[i].shown = itself
+		c.results[i].replacement = itself
 	}
-	plan := Plan{Turns: len(c.turns), Before: c.list.before(len(c.body), int(c.list.reply))}
+	plan := Plan{Turns: len(c.turns), Before: c.list.bytesBefore(len(c.body), int(c.list.reply))}
 	plan.Shared = plan.Before
 	if p.WindowTurns <= 0 {
 		return plan, Progress{}
 	}
-	now, before, progress := c.fold(p, so, cold)
+	now, before, progress := c.fold(p, prior, cold)
 	if now.step == 0 {
 		return plan, progress
 	}
 	plan.Boundary = now.boundary
 
-	// Only the first request of a turn can differ from the previous request, and only before that turn.
-	// Unless the cache is cold.
-	sent := 0
-	if so.turns > 0 && now.move > before.move || so.turns == 0 && now.step == len(c.turns) && !c.list.modelSpoke {
-		sent = int(c.turns[now.step-1].results)
+	// Unless the cache is cold, only the first request of a turn can differ from the previous
+	// request, and only before that turn.
+	sentResults := 0
+	if prior.turns > 0 && now.move > before.move || prior.turns == 0 && now.step == len(c.turns) && !c.list.modelSpoke {
+		sentResults = int(c.turns[now.step-1].results)
 		c.choose(before, p, progress.moves)
-		for i := range sent {
-			c.results[i].before = c.results[i].shown
+		for i := range sentResults {
+			c.results[i].oldReplacement = c.results[i].replacement
 		}
 	}
 	plan.Grows = c.choose(now, p, progress.moves)
 	size, texts, changed := 0, 0, int(c.list.reply)
 	for i := range c.results {
 		r := &c.results[i]
-		if i < sent && r.shown != r.before && !plan.Broken {
+		if i < sentResults && r.replacement != r.oldReplacement && !plan.Broken {
 			plan.Broken = true
 			changed = min(changed, int(c.texts[r.texts].start)+1)
 		}
-		if r.shown == itself {
+		if r.replacement == itself {
 			plan.Unread[c.unread(i, now)]++
 			continue
 		}
@@ -154,7 +154,7 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 	if plan.Results > 0 {
 		plan.Edits, plan.Originals = c.edits(p, size, texts, plan.Results)
 	}
-	plan.Shared = c.list.before(len(c.body), changed)
+	plan.Shared = c.list.bytesBefore(len(c.body), changed)
 	for _, e := range plan.Edits {
 		if e.End <= changed {
 			plan.Shared += len(e.New) - (e.End - e.Start)
@@ -180,9 +180,9 @@ func (c *Conversation) unread(i int, s state) Unread {
 	return readable
 }
 
-// choose decides what is sent instead of each result in a state. Only results up to its step matter,
-// as when the boundary moved there. If moves is not nil, only results masked by a move are masked. If
-// the body would grow too much, nothing is masked.
+// choose decides which results are replaced in a state. Only results up to its step matter, as when
+// the boundary moved there. If moves is not nil, only results masked by a move are masked. If the
+// body would grow too much, nothing is masked.
 func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 	c.resetIDs(p)
 	for t := range s.step {
@@ -195,15 +195,15 @@ func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 	growth := 0
 	for i := range c.results {
 		r := &c.results[i]
-		r.shown = itself
+		r.replacement = itself
 		if moves != nil && (moves[i] == 0 || moves[i] > s.move) {
 			continue
 		}
 		id := c.idOf(r)
 		if i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
-			r.shown = placeholder
+			r.replacement = placeholder
 			if p.template().uses[toolName] > 0 {
-				r.shown += shown(id.tool - noSymbol)
+				r.replacement += replacement(id.tool - noSymbol)
 			}
 			growth += c.growth(r, p)
 		}
@@ -212,7 +212,7 @@ func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 		return false
 	}
 	for i := range c.results {
-		c.results[i].shown = itself
+		c.results[i].replacement = itself
 	}
 	return true
 }
@@ -220,27 +220,27 @@ func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 // growth returns by how many bytes masking a result makes the body longer.
 func (c *Conversation) growth(r *result, p *Policy) int {
 	bytes, _ := p.template().size(c.filling(r))
-	bytes += int(r.n-1) * len(more)
+	bytes += int(r.n-1) * len(ellipsis)
 	for _, t := range c.texts[r.texts : r.texts+r.n] {
 		bytes -= t.room()
 	}
 	return bytes
 }
 
-// shown identifies what is sent instead of a result: itself, or a placeholder. If placeholders name
-// the tool, each tool has its own value.
-type shown int32
+// A replacement identifies the text that is sent for a result: the result itself, or a placeholder.
+// If placeholders name the tool, each tool has its own value.
+type replacement int32
 
 const (
-	itself shown = iota
+	itself replacement = iota
 	placeholder
 )
 
-// fold goes through the turns and moves the boundary where possible and allowed. It returns the last
-// two states. A decision about a turn does not depend on later turns.
-func (c *Conversation) fold(p *Policy, so *Progress, cold bool) (now, before state, progress Progress) {
+// fold goes through the turns and moves the boundary where possible and allowed. It returns the
+// last two states. A decision about a turn does not depend on later turns.
+func (c *Conversation) fold(p *Policy, prior *Progress, cold bool) (now, before state, progress Progress) {
 	if p.ClearAtLeast == ClearAuto {
-		return c.foldAuto(p, so, cold)
+		return c.foldAuto(p, prior, cold)
 	}
 	now, before = c.foldSteps(p)
 	return now, before, Progress{}
@@ -251,12 +251,12 @@ func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 	a := account{c: c, policy: p}
 	if p.ClearAtLeast > 0 {
 		c.resetIDs(p)
-		a.onOld = a.count
+		a.onOld = a.countOld
 	}
 	every := max(p.StepTurns, 1)
 	for turns := 1; turns <= len(c.turns); turns++ {
 		if p.ClearAtLeast > 0 {
-			a.enter(turns - 1)
+			a.addTurn(turns - 1)
 		}
 		window := turns - p.WindowTurns // start of the window
 		if window < now.boundary+every {
@@ -271,21 +271,21 @@ func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 	return now, before
 }
 
-// An account adds up what a step would mask. It takes the age of a result from its position and its
-// tool from the calls before it; ids that are used again are left to the step. A result that is
-// already masked counts with its original length, so that decisions about a masked conversation are
-// the same.
+// An account adds up the characters that a step would mask. It takes the age of a result from its
+// position, and its tool from the calls before it; only the step takes into account that an id is
+// used again. A result that is already masked counts with its original length, so that decisions
+// about a masked conversation are the same.
 type account struct {
 	c      *Conversation
 	policy *Policy
 	onOld  func(result int) // receives a result that is old and not one of the last of its tool
 	old    int              // results before the boundary
-	shift  int              // by how much the body was longer unmasked
-	chars  int              // that a step would mask
+	shift  int              // how much longer the body would be without masking
+	chars  int              // characters that a step would mask
 }
 
-// enter adds the calls and results of a turn.
-func (a *account) enter(t int) {
+// addTurn adds the calls and results of a turn.
+func (a *account) addTurn(t int) {
 	c := a.c
 	c.addCalls(t)
 	first := 0
@@ -300,7 +300,7 @@ func (a *account) enter(t int) {
 		}
 		r.shift = int32(a.shift)
 		if r.n > 0 {
-			chars, _ := c.original(r, id, a.policy)
+			chars, _ := c.originalLen(r, id, a.policy)
 			a.shift += chars
 			for _, t := range c.texts[r.texts : r.texts+r.n] {
 				a.shift -= t.room()
@@ -313,8 +313,8 @@ func (a *account) enter(t int) {
 	}
 }
 
-// addToTool adds a result to the last ones of its tool, and removes the first of them if there are too
-// many.
+// addToTool adds a result to the last ones of its tool, and removes the first of them if there are
+// too many.
 func (a *account) addToTool(tool *toolCount, i int) {
 	results := a.c.results
 	if tool.results == 0 {
@@ -327,37 +327,37 @@ func (a *account) addToTool(tool *toolCount, i int) {
 	if int(tool.results) <= a.policy.KeepLastPerTool {
 		return
 	}
-	loose := int(tool.oldest)
-	results[loose].released = true
-	tool.oldest = results[loose].next
-	if loose < a.old {
-		a.onOld(loose)
+	released := int(tool.oldest)
+	results[released].released = true
+	tool.oldest = results[released].next
+	if released < a.old {
+		a.onOld(released)
 	}
 }
 
-// age adds all results before the boundary.
-func (a *account) age(boundary int) {
+// advance passes results that are before the boundary now to onOld.
+func (a *account) advance(boundary int) {
 	for end := a.c.resultsUpTo(boundary); a.old < end; a.old++ {
 		a.onOld(a.old)
 	}
 }
 
-// count adds a result before the boundary.
-func (a *account) count(i int) {
+// countOld adds the characters of an old result.
+func (a *account) countOld(i int) {
 	r := &a.c.results[i]
 	id := a.c.idOf(r)
 	if id == nil || !r.released {
 		return
 	}
 	if a.c.judge(r, id, a.policy) != keep {
-		chars, _ := a.c.original(r, id, a.policy)
+		chars, _ := a.c.originalLen(r, id, a.policy)
 		a.chars += chars
 	}
 }
 
 // pays reports whether moving the boundary masks enough. If so, the account starts from 0.
 func (a *account) pays(boundary int) bool {
-	a.age(boundary)
+	a.advance(boundary)
 	if a.chars/CharsPerToken < a.policy.ClearAtLeast {
 		return false
 	}
@@ -437,7 +437,7 @@ func (c *Conversation) judge(r *result, id *idInfo, p *Policy) judgment {
 	if r.n == 0 || id.tool != noSymbol && c.tools[id.tool].excluded {
 		return keep
 	}
-	if _, already := c.original(r, id, p); already {
+	if _, already := c.originalLen(r, id, p); already {
 		return masked
 	}
 	if r.chars < p.MinChars || c.keepsError(r, p.KeepErrors) {
@@ -446,9 +446,9 @@ func (c *Conversation) judge(r *result, id *idInfo, p *Policy) judgment {
 	return mask
 }
 
-// original returns the length of a result before it was masked, and whether it is masked. The length
-// is 0 if the placeholder does not have it.
-func (c *Conversation) original(r *result, id *idInfo, p *Policy) (chars int, already bool) {
+// originalLen returns the length of a result before it was masked, and whether it is masked. The
+// length is 0 if the placeholder does not have it.
+func (c *Conversation) originalLen(r *result, id *idInfo, p *Policy) (chars int, already bool) {
 	first := c.texts[r.texts]
 	if first.kind != jsonspan.String {
 		return r.chars, false
@@ -473,7 +473,7 @@ func (c *Conversation) isPlaceholder(t *Template, body []byte, r *result, id *id
 	if id.tool != noSymbol {
 		tool = c.names.texts[id.tool]
 	}
-	if len(body) > maxEscape*t.filled(t.bytes, len(symbol), len(tool), maxDigits) {
+	if len(body) > maxEscape*t.filledLen(t.bytes, len(symbol), len(tool), maxDigits) {
 		return 0, false
 	}
 	if bytes.IndexByte(body, '\\') >= 0 {
@@ -505,10 +505,10 @@ func (c *Conversation) filling(r *result) filling {
 	return f
 }
 
-// identify returns the original of a result with its id. The id depends only on the call and the
-// content: if it changed after a restart or on another machine, so would the prompt, and the provider
-// would have to process it again.
-func (c *Conversation) identify(r *result) Original {
+// originalOf returns the original of a result with its id. The id depends only on the call and the
+// content: if it changed after a restart or on another machine, so would the prompt, and the
+// provider would have to process it again.
+func (c *Conversation) originalOf(r *result) Original {
 	var texts [][]byte
 	for _, t := range c.texts[r.texts : r.texts+r.n] {
 		text := c.text(t)
@@ -531,33 +531,33 @@ func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsons
 	if p.template().HasID() {
 		originals = make([]Original, 0, results)
 	}
-	room := make([]byte, 0, size)
+	buf := make([]byte, 0, size)
 	for i := range c.results {
 		r := &c.results[i]
-		if r.shown == itself {
+		if r.replacement == itself {
 			continue
 		}
 		filling := c.filling(r)
 		if originals != nil {
-			original := c.identify(r)
+			original := c.originalOf(r)
 			originals, filling.resultID = append(originals, original), original.ID
 		}
 		for i, t := range c.texts[r.texts : r.texts+r.n] {
-			e := jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: more}
+			e := jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: ellipsis}
 			isObject := t.kind != jsonspan.String
 			if isObject {
-				e = jsonspan.Edit{Start: int(t.start), End: int(t.end), New: moreObject}
+				e = jsonspan.Edit{Start: int(t.start), End: int(t.end), New: ellipsisObject}
 			}
 			if i == 0 {
-				start := len(room)
+				start := len(buf)
 				if isObject {
-					room = append(room, beginObject...)
+					buf = append(buf, beginObject...)
 				}
-				room = p.template().append(room, filling)
+				buf = p.template().append(buf, filling)
 				if isObject {
-					room = append(room, endObject...)
+					buf = append(buf, endObject...)
 				}
-				e.New = room[start:]
+				e.New = buf[start:]
 			}
 			edits = append(edits, e)
 			if n := len(edits); i > 0 && e.Start < edits[n-2].Start { // standard error may come first
@@ -587,7 +587,7 @@ func (c *Conversation) Results(p *Policy) iter.Seq[Result] {
 			if id == nil {
 				continue
 			}
-			r := Result{Chars: c.results[i].chars, Masked: c.results[i].shown != itself}
+			r := Result{Chars: c.results[i].chars, Masked: c.results[i].replacement != itself}
 			if id.tool != noSymbol {
 				r.Tool = string(c.names.texts[id.tool])
 			}

@@ -29,10 +29,11 @@ type Policy struct {
 	// MinChars is the smallest number of characters of a masked result.
 	MinChars int
 
-	// ExcludeTools are name patterns of tools whose results are never masked; * matches any characters.
+	// ExcludeTools are name patterns of tools whose results are never masked; * matches any
+	// characters.
 	ExcludeTools []string
 
-	// StepTurns restricts the boundary to its multiples. 1 or less: any turn.
+	// StepTurns restricts the boundary to multiples of it. 1 or less: any turn.
 	StepTurns int
 
 	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] to mask when it pays at
@@ -43,8 +44,8 @@ type Policy struct {
 	// not, in any unit.
 	ReadPrice, WritePrice float64
 
-	// MaxLoss is by how much [ClearAuto] may raise the bill of a conversation that ends right after a
-	// step, as a share.
+	// MaxLoss is the share by which [ClearAuto] may raise the bill of a conversation that ends
+	// right after a step.
 	MaxLoss float64
 
 	// Template is the placeholder of a result. Default: [DefaultTemplate]
@@ -57,8 +58,8 @@ const ClearAuto = -1
 // DefaultMaxLoss is small enough to go unnoticed.
 const DefaultMaxLoss = 0.05
 
-// Relative prices of a provider that charges a tenth for cached tokens, and a quarter more for writing
-// to the cache.
+// Relative prices of a provider that charges a tenth for cached tokens, and a quarter more for
+// writing to the cache.
 const (
 	DefaultReadPrice  = 0.1
 	DefaultWritePrice = 1.25
@@ -137,8 +138,8 @@ func must(t Template, err error) Template {
 	return t
 }
 
-// ParseTemplate parses a template with the variables {tool_call_id}, {tool_name}, {original_chars} and
-// {id}.
+// ParseTemplate parses a template with the variables {tool_call_id}, {tool_name}, {original_chars}
+// and {id}.
 func ParseTemplate(source string) (Template, error) {
 	if source == "" {
 		return Template{}, errors.New("is empty")
@@ -216,12 +217,12 @@ func (t *Template) size(f filling) (bytes, chars int) {
 	for n := f.chars; n >= 10; n /= 10 {
 		digits++
 	}
-	return t.filled(t.bytes, len(f.id), len(f.tool), digits), t.filled(t.chars, f.idChars, f.toolChars, digits)
+	return t.filledLen(t.bytes, len(f.id), len(f.tool), digits), t.filledLen(t.chars, f.idChars, f.toolChars, digits)
 }
 
-// filled returns the length of the template, given the lengths of the text around its variables and of
-// their values.
-func (t *Template) filled(text, id, tool, digits int) int {
+// filledLen returns the length of the template, given the lengths of the text around its variables
+// and of their values.
+func (t *Template) filledLen(text, id, tool, digits int) int {
 	return text + t.uses[toolCallID]*id + t.uses[toolName]*tool +
 		t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
 }
@@ -235,11 +236,11 @@ const resultIDLen = len(idPrefix) + store.HandleLen
 // maxDigits bounds the digits of a plausible number of characters.
 const maxDigits = 12
 
-// match reports whether text is the template, filled in for this call, and the original's length in
-// characters, 0 if the template does not have it.
+// match reports whether text is the template, filled in for this call. It also returns the length
+// of the original in characters, 0 if the template does not have it.
 func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
 	if t.uses[originalChars] == 0 {
-		return 0, t.is(text, id, tool, nil)
+		return 0, t.equals(text, id, tool, nil)
 	}
 	// The number begins at its first occurrence. Try all lengths.
 	rest := text
@@ -254,15 +255,15 @@ func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
 	}
 	for n := 1; n <= min(len(rest), maxDigits) && '0' <= rest[n-1] && rest[n-1] <= '9'; n++ {
 		chars = 10*chars + int(rest[n-1]-'0')
-		if t.is(text, id, tool, rest[:n]) {
+		if t.equals(text, id, tool, rest[:n]) {
 			return chars, true
 		}
 	}
 	return 0, false
 }
 
-// is reports whether text is the template with these values.
-func (t *Template) is(text, id, tool, digits []byte) (ok bool) {
+// equals reports whether text is the template with these values.
+func (t *Template) equals(text, id, tool, digits []byte) (ok bool) {
 	for _, p := range t.parts {
 		text, ok = p.cut(text, id, tool, digits)
 		if !ok {

@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// reach is how many characters of the beginning, and bytes of the end, of a result are read. What lies
-// between is not.
+// reach is how many characters at the beginning of a result, and bytes at its end, are examined.
 const reach = 4 << 10
 
 // maxMessage is the largest result in bytes that may be just an error message.
@@ -30,31 +29,31 @@ func (c *Conversation) reportsFailure(r *result) bool {
 		return fails
 	}
 	room := slices.Grow(c.scratch[:0], 6*reach) // 4 bytes per character, and the end
-	head, whole := beginning(room, c.text(texts[0]))
+	head, whole := appendBeginning(room, c.text(texts[0]))
 	for len(texts) > 1 && isBlank(head) {
 		texts = texts[1:]
-		head, whole = beginning(room, c.text(texts[0]))
+		head, whole = appendBeginning(room, c.text(texts[0]))
 	}
 	c.scratch = head[:0]
 	room = head[len(head):]
-	tail := ending(room, c.text(texts[len(texts)-1]))
+	tail := appendEnding(room, c.text(texts[len(texts)-1]))
 	for len(texts) > 1 && isBlank(tail) {
 		texts = texts[:len(texts)-1]
-		tail = ending(room, c.text(texts[len(texts)-1]))
+		tail = appendEnding(room, c.text(texts[len(texts)-1]))
 	}
-	return failed(head, tail, whole && len(texts) == 1)
+	return textFails(head, tail, whole && len(texts) == 1)
 }
 
 func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
-// beginning appends the beginning of the decoded text, and reports whether that is all of it.
-func beginning(dst, body []byte) (text []byte, whole bool) {
+// appendBeginning appends the beginning of the decoded text, and reports whether that is all of it.
+func appendBeginning(dst, body []byte) (text []byte, whole bool) {
 	n := jsonspan.Advance(body, reach)
 	return jsonspan.AppendText(dst, body[:n]), n == len(body)
 }
 
-// ending appends the last lines of the decoded text to dst, which is empty.
-func ending(dst, body []byte) []byte {
+// appendEnding appends the last lines of the decoded text to dst, which is empty.
+func appendEnding(dst, body []byte) []byte {
 	for size := reach + reach/4; ; size *= 2 {
 		start := max(len(body)-size, 0)
 		if escaped(body, start) {
@@ -76,17 +75,17 @@ func ending(dst, body []byte) []byte {
 	}
 }
 
-// failed judges by the beginning and the end of a text, which it overwrites. whole says that there is
-// nothing between.
-func failed(head, tail []byte, whole bool) bool {
+// textFails reports whether a text reports a failure, judged by its beginning and its end, which it
+// overwrites. whole says that there is nothing between them.
+func textFails(head, tail []byte, whole bool) bool {
 	fails, object := objectFails(head)
 	if fails || object && whole {
 		return fails
 	}
 	message := whole && len(head) <= maxMessage
-	var lines [firstSeen + lastSeen][]byte
-	first := firstLines(lines[:0:firstSeen], head)
-	last := lastLines(lines[firstSeen:firstSeen], tail)
+	var lines [maxFirstLines + maxLastLines][]byte
+	first := firstLines(lines[:0:maxFirstLines], head)
+	last := lastLines(lines[maxFirstLines:maxFirstLines], tail)
 	if len(first) == 0 || len(last) == 0 {
 		return false
 	}
@@ -94,15 +93,15 @@ func failed(head, tail []byte, whole bool) bool {
 	for _, line := range first {
 		code = max(code, statedCode(line))
 	}
-	for _, line := range last[:min(len(last), codeSeen)] {
+	for _, line := range last[:min(len(last), maxCodeLines)] {
 		code = max(code, statedCode(line))
 	}
 	if object { // it continues, perhaps on the same line
 		end := last[0]
 		return max(code, statedCode(end[max(len(end)-maxStatement, 0):])) == nonzero
 	}
-	last = withoutTrailer(last)
-	listing := len(last) == 0 || numbered(last[0])
+	last = withoutAgentLines(last)
+	listing := len(last) == 0 || isNumbered(last[0])
 	switch {
 	case code == nonzero:
 		return true
@@ -114,14 +113,14 @@ func failed(head, tail []byte, whole bool) bool {
 		return true
 	}
 	return whole && (isTrace(first[0]) || hasAnyPrefix(first[0], "error: ")) ||
-		message && !numbered(first[0]) && beginsAsError(first[0])
+		message && !isNumbered(first[0]) && beginsAsError(first[0])
 }
 
-// How many lines are examined: the first, the last, and the last that may state an exit code.
+// How many lines are examined: at the beginning, at the end, and at the end for an exit code.
 const (
-	firstSeen = 4
-	lastSeen  = 16
-	codeSeen  = 6
+	maxFirstLines = 4
+	maxLastLines  = 16
+	maxCodeLines  = 6
 )
 
 // outcomes are the members of an object that state the outcome of a call, and how to recognize a
@@ -238,15 +237,15 @@ func lastLines(dst [][]byte, text []byte) [][]byte {
 	return dst
 }
 
-// withoutTrailer removes the lines that agents add to the output of a command.
-func withoutTrailer(last [][]byte) [][]byte {
-	for len(last) > 0 && isTrailer(last[0]) {
+// withoutAgentLines removes the lines that agents add to the output of a command.
+func withoutAgentLines(last [][]byte) [][]byte {
+	for len(last) > 0 && isAgentLine(last[0]) {
 		last = last[1:]
 	}
 	return last
 }
 
-func isTrailer(line []byte) bool {
+func isAgentLine(line []byte) bool {
 	switch end := line[len(line)-1]; line[0] {
 	case '(':
 		return end == ')'
@@ -290,7 +289,7 @@ var codeWords = [][]byte{
 
 // statedCode returns the exit code that a line states, if it states nothing else.
 func statedCode(line []byte) code {
-	if len(line) > maxStatement || numbered(line) {
+	if len(line) > maxStatement || isNumbered(line) {
 		return unstated
 	}
 	for _, word := range codeWords {
@@ -324,9 +323,9 @@ func digits(text string) int {
 	return n
 }
 
-// numbered reports whether a line belongs to a listing: it begins with a number, as from cat -n, grep
-// -n, or agents' file views.
-func numbered(line []byte) bool {
+// isNumbered reports whether a line belongs to a listing: it begins with a number, as from cat -n,
+// grep -n, or agents' file views.
+func isNumbered(line []byte) bool {
 	n := digits(string(line[:min(len(line), 8)]))
 	if n == 0 || n == len(line) {
 		return n > 0
@@ -344,7 +343,7 @@ func numbered(line []byte) bool {
 // endsInTrace reports whether the last lines are a stack trace.
 func endsInTrace(last [][]byte) bool {
 	for i, line := range last {
-		if numbered(line) {
+		if isNumbered(line) {
 			return false
 		}
 		if i < 3 && isFrame(line) || i < 8 && isTrace(line) {
@@ -378,7 +377,7 @@ func isFrame(line []byte) bool {
 
 // isFailedSummary reports whether a line is the summary of failed tests or a failed build.
 func isFailedSummary(line []byte) bool {
-	if len(line) > maxSummary || numbered(line) {
+	if len(line) > maxSummary || isNumbered(line) {
 		return false
 	}
 	return string(line) == "fail" ||
@@ -391,8 +390,8 @@ func isFailedSummary(line []byte) bool {
 // maxSummary is the longest summary line.
 const maxSummary = 200
 
-// countsFailures reports whether a line has a nonzero number of failures or errors, such as "1 failed,
-// 2 passed", "errors: 3" or "failures=1".
+// countsFailures reports whether a line has a nonzero number of failures or errors, such as "1
+// failed, 2 passed", "errors: 3" or "failures=1".
 func countsFailures(line []byte) bool {
 	for i := range line {
 		if line[i] != 'f' && line[i] != 'e' || i > 0 && 'a' <= line[i-1] && line[i-1] <= 'z' {
@@ -478,8 +477,8 @@ func isError(line []byte) bool {
 // isSymbol reports whether a character is a blank or a symbol such as ✗.
 func isSymbol(r rune) bool { return r == ' ' || r > unicode.MaxASCII && !unicode.IsLetter(r) }
 
-// isErrorName reports whether the text before a colon names an error, such as java.io.IOException, and
-// is not source code.
+// isErrorName reports whether the text before a colon names an error, such as java.io.IOException,
+// and is not source code.
 func isErrorName(name []byte) bool {
 	return len(name) <= maxErrorName && !bytes.ContainsAny(name, "\"'`(=") &&
 		hasAnySuffix(name, "error", "exception", "failed", "failure", "notfound")

@@ -16,16 +16,16 @@ func preciseText(count int, format string) string {
 	return b.String()
 }
 
-// T17: results of calls that failed, in the words of many tools and agents.
+// T17: results of failed calls, as many tools and agents report them.
 var failures = map[string]string{
-	"bash, unknown command":   "bash: line 3: gradle: command not found\n",
-	"sh, unknown command":     "/bin/sh: 1: jq: not found",
-	"bash, syntax":            "bash: -c: line 2: syntax error: unexpected end of file",
-	"ls of what is not there": "ls: cannot access 'build': No such file or directory",
-	"cat without rights":      "cat: /etc/shadow: Permission denied\n",
+	"bash, unknown command":  "bash: line 3: gradle: command not found\n",
+	"sh, unknown command":    "/bin/sh: 1: jq: not found",
+	"bash, syntax":           "bash: -c: line 2: syntax error: unexpected end of file",
+	"ls, missing file":       "ls: cannot access 'build': No such file or directory",
+	"cat, permission denied": "cat: /etc/shadow: Permission denied\n",
 	"core dump": "loading model\nterminate called after throwing an instance of " +
 		"'std::bad_alloc'\n  what():  std::bad_alloc\nAborted (core dumped)\n",
-	"exec of another format": "/bin/sh: 1: ./tool: Exec format error",
+	"exec format error": "/bin/sh: 1: ./tool: Exec format error",
 	"python traceback": "Traceback (most recent call last):\n  File \"/app/run.py\", line 12, in " +
 		"<module>\n    main()\n  File \"/app/run.py\", line 8, in main\n    return 1 / 0\nZeroDivisionError: division by " +
 		"zero\n",
@@ -109,7 +109,7 @@ var failures = map[string]string{
 	"ssh":  "git@example.com: Permission denied (publickey).\n",
 	"ruby": "a.rb:3:in `run': undefined method `x' for nil (NoMethodError)\n\tfrom a.rb:7:in " +
 		"`<main>'\n",
-	"a script's own words":      preciseText(20, "fetching part %d\n") + "❌ Failed to fetch the index.\n",
+	"a script's own message":    preciseText(20, "fetching part %d\n") + "❌ Failed to fetch the index.\n",
 	"Claude Code, Bash":         "Exit code 1\nsrc/a.ts(1,1): something\n" + preciseText(300, "line %d\n"),
 	"Claude Code, refused edit": "<tool_use_error>String to replace not found in file.\nString: foo</tool_use_error>",
 	"Codex": "Exit code: 101\nWall time: 1.4 seconds\nOutput:\n" + preciseText(400,
@@ -130,28 +130,28 @@ var failures = map[string]string{
 	"OpenHands, tool": "ERROR:\nInvalid `path` parameter: /x. The path does not exist.",
 	"Gemini CLI": "Command: make\nDirectory: (root)\nOutput: cc a.c\nError: (none)\nExit Code: " +
 		"2\nSignal: (none)\nBackground PIDs: (none)\nProcess Group PGID: 71",
-	"MCP server":             "Error executing tool read_file: ENOENT: no such file or directory, open '/srv/x'",
-	"MCP protocol":           "MCP error -32602: Invalid arguments for tool search",
-	"MCP validation":         "Input validation error: 'path' is a required property",
-	"an opencode shell":      preciseText(3, "line %d\n") + "[exit: 1]",
-	"JSON, error":            `{"error":{"code":404,"message":"Not Found"}}`,
-	"JSON, error in words":   "  {\n  \"error\": \"quota exceeded\"\n}",
-	"JSON, status":           `{"status":"FAILED","items":[]}`,
-	"JSON, HTTP status":      `{"message":"Not Found","documentation_url":"https://example.com","status":"404"}`,
-	"JSON, success":          `{"data":null,"success":false}`,
-	"JSON, isError":          `{"content":[{"type":"text","text":"gone"}],"isError":true}`,
-	"JSON, exit code":        `{"stdout":"","stderr":"","exitCode":127}`,
-	"JSON, GraphQL":          `{"errors":[{"message":"no such field"}],"data":null}`,
-	"JSON, long":             `{"ok":false,"items":[` + strings.Repeat(`"item",`, 3000) + `0]}`,
-	"an exit code of 0, but": "<returncode>0</returncode>\n<output>\n1 failed, 2 passed in 0.10s\n</output>",
-	"blanks around":          "\n\n   \n\tfatal: bad object HEAD\n\n  \n",
+	"MCP server":                   "Error executing tool read_file: ENOENT: no such file or directory, open '/srv/x'",
+	"MCP protocol":                 "MCP error -32602: Invalid arguments for tool search",
+	"MCP validation":               "Input validation error: 'path' is a required property",
+	"an opencode shell":            preciseText(3, "line %d\n") + "[exit: 1]",
+	"JSON, error":                  `{"error":{"code":404,"message":"Not Found"}}`,
+	"JSON, error message":          "  {\n  \"error\": \"quota exceeded\"\n}",
+	"JSON, status":                 `{"status":"FAILED","items":[]}`,
+	"JSON, HTTP status":            `{"message":"Not Found","documentation_url":"https://example.com","status":"404"}`,
+	"JSON, success":                `{"data":null,"success":false}`,
+	"JSON, isError":                `{"content":[{"type":"text","text":"gone"}],"isError":true}`,
+	"JSON, exit code":              `{"stdout":"","stderr":"","exitCode":127}`,
+	"JSON, GraphQL":                `{"errors":[{"message":"no such field"}],"data":null}`,
+	"JSON, long":                   `{"ok":false,"items":[` + strings.Repeat(`"item",`, 3000) + `0]}`,
+	"failed tests and exit code 0": "<returncode>0</returncode>\n<output>\n1 failed, 2 passed in 0.10s\n</output>",
+	"blanks around an error":       "\n\n   \n\tfatal: bad object HEAD\n\n  \n",
 }
 
-// T17: results that mention errors, and are none.
+// T17: results that mention errors but are not errors.
 var successes = map[string]string{
-	"nothing": "",
-	"blanks":  " \n\t\n ",
-	"source, as it is": "import sys\n\ndef main():\n    try:\n        run()\n    except TimeoutError as " +
+	"empty":  "",
+	"blanks": " \n\t\n ",
+	"source": "import sys\n\ndef main():\n    try:\n        run()\n    except TimeoutError as " +
 		"error:\n        raise RuntimeError(\"connection refused\") from error\n" + preciseText(100,
 		"    # exception %d\n") + "\n\nif __name__ == \"__main__\":\n    main()\n",
 	"source, numbered":             preciseText(30, "%6d\traise ValueError(\"Traceback\")\n"),
@@ -221,7 +221,7 @@ func TestPreciseErrors(t *testing.T) {
 	}
 }
 
-// T17: of several texts the first counts for its beginning, the last for its end.
+// T17: of several texts, only the beginning of the first and the end of the last count.
 func TestPreciseErrorsInSeveralTexts(t *testing.T) {
 	long := preciseText(500, "line %d\n")
 	for _, tt := range []struct {
@@ -231,11 +231,11 @@ func TestPreciseErrorsInSeveralTexts(t *testing.T) {
 	}{
 		{"an error at the end", []string{long, "fatal: gone"}, true},
 		{"an exit code at the beginning", []string{"Exit code 1", long}, true},
-		{"nothing behind the error", []string{long, "fatal: gone", " \n", ""}, true},
-		{"nothing before the exit code", []string{"", "\n", "Exit code 1", long}, true},
+		{"blanks after the error", []string{long, "fatal: gone", " \n", ""}, true},
+		{"blanks before the exit code", []string{"", "\n", "Exit code 1", long}, true},
 		{"an error in the middle", []string{"begun", "fatal: gone", "done"}, false},
-		{"an object that says so", []string{`{"isError":true}`, long}, true},
-		{"nothing", []string{"", ""}, false},
+		{"an object that reports an error", []string{`{"isError":true}`, long}, true},
+		{"empty texts", []string{"", ""}, false},
 	} {
 		var parts []string
 		for _, text := range tt.texts {
@@ -253,7 +253,7 @@ func TestPreciseErrorsInSeveralTexts(t *testing.T) {
 	}
 }
 
-// A result is judged anew under another rule.
+// The verdict of one rule does not count for another.
 func TestErrorsUnderSeveralRules(t *testing.T) {
 	body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a",` +
 		`"content":"a timeout, long ago"},` +
@@ -272,8 +272,8 @@ func TestErrorsUnderSeveralRules(t *testing.T) {
 	}
 }
 
-// FuzzPreciseErrors takes anything for a result. How it is spelled in JSON, and what
-// lies between its beginning and its end, does not matter.
+// FuzzPreciseErrors judges arbitrary results. The verdict depends neither on the JSON escapes
+// nor on the text between beginning and end.
 func FuzzPreciseErrors(f *testing.F) {
 	for _, text := range failures {
 		f.Add(text, 0)
@@ -293,10 +293,10 @@ func FuzzPreciseErrors(f *testing.F) {
 		}
 		for _, spelled := range []string{byNumber(text), blanksByNumber(text)} {
 			if json.Valid([]byte(spelled)) && judged(t, ErrorsPrecise, spelled) != want {
-				t.Errorf("%q is a failure: %t, and spelled otherwise it is not", text, want)
+				t.Errorf("%q: failure %t, and the opposite with other escapes", text, want)
 			}
 		}
-		// What is in the middle is never seen.
+		// The middle of a long text does not count.
 		if n := len(text); n > 10*reach {
 			changed := text[:5*reach] + strings.Repeat("\nfatal: x\n", max(more%100, 0)) + text[5*reach:]
 			if utf8.ValidString(changed) && judged(t, ErrorsPrecise, plainly(changed)) != want {
@@ -306,7 +306,7 @@ func FuzzPreciseErrors(f *testing.F) {
 	})
 }
 
-// BenchmarkPreciseErrors takes the same for a result of any size.
+// BenchmarkPreciseErrors shows that the time does not depend on the size of a result.
 func BenchmarkPreciseErrors(b *testing.B) {
 	for _, lines := range []int{10, 1_000, 100_000} {
 		b.Run(fmt.Sprint(lines, " lines"), func(b *testing.B) {

@@ -16,16 +16,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// reference masks a conversation in the plainest way there is: it decodes the
-// body, looks at every message again for every question, and encodes the result.
-// Its output has the meaning of what is expected, not its bytes. It does not know
-// ClearAtLeast, which depends on where things stand in the bytes, and not about
-// repeated members.
+// reference masks a conversation in the simplest way: it decodes the body, reads all messages
+// again for every decision, and encodes the result. Its output has the expected meaning, but
+// not the expected bytes. It supports neither ClearAtLeast, which depends on positions in the
+// bytes, nor repeated members.
 //
-// ok is false for a body that is to be forwarded as it is because of its shape.
+// ok is false for a body whose shape requires that it is forwarded unchanged.
 func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) {
 	if p.ClearAtLeast != 0 {
-		panic("the reference does not know ClearAtLeast")
+		panic("the reference does not support ClearAtLeast")
 	}
 	root, c, ok := referenceRead(body)
 	if !ok {
@@ -35,7 +34,7 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 	now, before := c.boundary(p)
 	placeholders := c.choose(p, now.boundary, now.step)
 
-	// Whether this is the request that breaks the provider's prefix.
+	// The request is broken if it changes the prefix that the provider has cached.
 	if now.step > 0 && now.step == len(c.turns) && !c.answered {
 		earlier := c.choose(p, before.boundary, before.step)
 		for i, r := range c.results {
@@ -55,7 +54,7 @@ func reference(body []byte, p Policy) (out []byte, masked int, broken, ok bool) 
 	return out, len(placeholders), broken, true
 }
 
-// referenceRead reads the conversation of a body, if it is one.
+// referenceRead reads the conversation in a body. ok is false if the body is not one.
 func referenceRead(body []byte) (root map[string]any, c referenceConversation, ok bool) {
 	if !json.Valid(body) {
 		return nil, c, false
@@ -104,7 +103,7 @@ func referenceRead(body []byte) (root map[string]any, c referenceConversation, o
 // rawItems returns the bytes of the items of a conversation.
 type rawItems func() []json.RawMessage
 
-// referenceRaw returns the bytes of what stands at a place: keys and indexes.
+// referenceRaw returns the bytes of the value at a place, a list of keys and indexes.
 func referenceRaw(body []byte, place ...any) []byte {
 	for _, step := range place {
 		var err error
@@ -125,11 +124,10 @@ func referenceRaw(body []byte, place ...any) []byte {
 	return body
 }
 
-// A referenceState is where the boundary is, and how many turns there were when it got
-// there.
+// A referenceState is the position of the boundary, and the number of turns when it moved there.
 type referenceState struct{ boundary, step int }
 
-// boundary moves the boundary turn by turn.
+// boundary returns the state after the last turn, and that before the last move.
 func (c *referenceConversation) boundary(p Policy) (now, before referenceState) {
 	if p.WindowTurns <= 0 {
 		return now, before
@@ -144,7 +142,7 @@ func (c *referenceConversation) boundary(p Policy) (now, before referenceState) 
 	return now, before
 }
 
-// referenceDecode decodes JSON and leaves the spelling of numbers alone.
+// referenceDecode decodes JSON and keeps the spelling of numbers.
 func referenceDecode(body []byte) any {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.UseNumber()
@@ -155,20 +153,20 @@ func referenceDecode(body []byte) any {
 	return v
 }
 
-// A referenceConversation is what matters of one, whatever its format. Items are
-// messages or items of the input, by their index.
+// A referenceConversation holds the calls and results of a conversation of any format. Items
+// are messages, or items of the input, by their index.
 type referenceConversation struct {
 	items    int
-	turns    []int // the items they begin with
+	turns    []int // by turn: its first item
 	calls    []referenceCall
 	results  []referenceResult
-	answered bool // the model has said something after its last turn
+	answered bool // the model has replied after the last turn
 }
 
 type referenceCall struct {
 	item, turn int
-	id, name   string // name is empty if it is not known
-	answered   bool   // of a call without an id of its own
+	id, name   string // name is empty if unknown
+	answered   bool   // only for calls without an id
 }
 
 type referenceResult struct {
@@ -180,7 +178,7 @@ type referenceResult struct {
 	isError bool // marked as an error
 }
 
-// A referenceText is a text of a result, or an object that replaces one.
+// A referenceText is a text of a result, or an object in place of one.
 type referenceText struct {
 	text   string
 	object any // if not nil
@@ -194,7 +192,7 @@ func stringIn(object map[string]any, key string) referenceText {
 	return referenceText{text: text, chars: utf8.RuneCountInString(text), put: func(s string) { object[key] = s }}
 }
 
-// anyIn is what a member of an object is, if that is worth masking.
+// anyIn returns the value of a member of an object, or nil if it is empty.
 func anyIn(object map[string]any, key string, raw func() []byte) []referenceText {
 	size := 0
 	switch v := object[key].(type) {
@@ -217,7 +215,7 @@ func anyIn(object map[string]any, key string, raw func() []byte) []referenceText
 		put: func(s string) { object[key] = map[string]any{"output": s} }}}
 }
 
-// read reads the content of a result: a string, or a list that parts reads.
+// read reads the content of a result: a string, or a list whose elements part reads.
 func (r *referenceResult) read(holder map[string]any, key string,
 	part func(i int, part map[string]any) ([]referenceText, bool)) {
 	switch content := holder[key].(type) {
@@ -239,7 +237,7 @@ func (r *referenceResult) read(holder map[string]any, key string,
 	}
 }
 
-// typed reads parts that are texts of a type.
+// typed returns a function that reads text parts of a type.
 func typed(kind string) func(int, map[string]any) ([]referenceText, bool) {
 	return func(_ int, part map[string]any) ([]referenceText, bool) {
 		if _, isString := part["text"].(string); part["type"] != kind || !isString {
@@ -249,7 +247,7 @@ func typed(kind string) func(int, map[string]any) ([]referenceText, bool) {
 	}
 }
 
-// shell reads what a shell has written.
+// shell reads the output of a shell command.
 func shell(_ int, part map[string]any) (texts []referenceText, ok bool) {
 	if _, hasType := part["type"].(string); hasType {
 		return nil, false
@@ -268,16 +266,16 @@ func shell(_ int, part map[string]any) (texts []referenceText, ok bool) {
 	return texts, ok
 }
 
-// A referenceMatcher finds out which call a result belongs to.
+// A referenceMatcher finds the call of each result.
 type referenceMatcher struct {
-	c       *referenceConversation
-	made    map[string]int // calls without an id, by the tool
-	waiting []*referenceCall
-	heard   bool
+	c           *referenceConversation
+	made        map[string]int // number of calls without an id, by tool
+	waiting     []*referenceCall
+	othersSpoke bool
 }
 
-// say takes the calls of a message of the model.
-func (m *referenceMatcher) say(item int, calls []referenceCall) {
+// addCalls records the calls of a message of the model.
+func (m *referenceMatcher) addCalls(item int, calls []referenceCall) {
 	c := m.c
 	c.answered = true
 	calls = slices.DeleteFunc(calls, func(call referenceCall) bool { return call.id == "" && call.name == "" })
@@ -286,8 +284,8 @@ func (m *referenceMatcher) say(item int, calls []referenceCall) {
 	}
 	c.answered = false
 	c.turns = append(c.turns, item)
-	if m.heard {
-		m.waiting, m.heard = nil, false
+	if m.othersSpoke {
+		m.waiting, m.othersSpoke = nil, false
 	}
 	for _, call := range calls {
 		call.item, call.turn = item, len(c.turns)-1
@@ -300,8 +298,8 @@ func (m *referenceMatcher) say(item int, calls []referenceCall) {
 	}
 }
 
-// hear takes a result. tool is a name, or nil.
-func (m *referenceMatcher) hear(r referenceResult, tool any) {
+// addResult records a result. tool is the name of its tool, or nil.
+func (m *referenceMatcher) addResult(r referenceResult, tool any) {
 	name := referenceString(tool)
 	if !slices.ContainsFunc(m.c.calls, func(call referenceCall) bool { return r.id != "" && call.id == r.id }) {
 		for _, call := range m.waiting {
@@ -346,7 +344,7 @@ func referenceMessages(messages []any, raw rawItems) referenceConversation {
 					calls = append(calls, referenceCall{id: id, name: referenceName(use["name"])})
 				}
 			}
-			matcher.say(i, calls)
+			matcher.addCalls(i, calls)
 			continue
 		case "tool":
 			r := referenceResult{item: i, id: referenceString(message["tool_call_id"])}
@@ -355,14 +353,14 @@ func referenceMessages(messages []any, raw rawItems) referenceConversation {
 			if referenceString(tool) == "" {
 				tool = message["name"]
 			}
-			matcher.hear(r, tool)
+			matcher.addResult(r, tool)
 		case "user":
 			for j, b := range blocks {
 				block, _ := b.(map[string]any)
 				if block["type"] == "tool_result" {
 					r := referenceResult{item: i, id: referenceString(block["tool_use_id"]), isError: block["is_error"] == true}
 					r.read(block, "content", typed("text"))
-					matcher.hear(r, nil)
+					matcher.addResult(r, nil)
 				} else if result := referenceMember(block, "toolResult", "toolUse"); result != nil {
 					r := referenceResult{item: i, id: referenceString(result["toolUseId"]), isError: result["status"] == "error"}
 					r.read(result, "content", func(k int, part map[string]any) ([]referenceText, bool) {
@@ -379,16 +377,16 @@ func referenceMessages(messages []any, raw rawItems) referenceConversation {
 						}
 						return nil, false
 					})
-					matcher.hear(r, nil)
+					matcher.addResult(r, nil)
 				}
 			}
 		}
-		matcher.heard = true
+		matcher.othersSpoke = true
 	}
 	return c
 }
 
-// referenceMember returns the object that Bedrock has in a block instead of a type.
+// referenceMember returns the object that a Bedrock block has instead of a type.
 func referenceMember(block map[string]any, key, other string) map[string]any {
 	_, hasType := block["type"].(string)
 	_, hasContent := block["content"]
@@ -434,18 +432,18 @@ func referenceContents(contents []any, raw rawItems) referenceConversation {
 			default:
 				r.notText = true
 			}
-			matcher.hear(r, answer["name"])
+			matcher.addResult(r, answer["name"])
 		}
 		if message["role"] == "model" {
-			matcher.say(i, calls)
+			matcher.addCalls(i, calls)
 		} else {
-			matcher.heard = true
+			matcher.othersSpoke = true
 		}
 	}
 	return c
 }
 
-// referenceBuiltin are the tools whose calls are items of another type, by that type.
+// referenceBuiltin maps the item types of built-in tools to the names of the tools.
 var referenceBuiltin = map[any]string{
 	"local_shell_call": "local_shell", "shell_call": "shell", "apply_patch_call": "apply_patch",
 	"computer_call":    "computer",
@@ -477,7 +475,7 @@ func referenceInput(input []any, _ rawItems) referenceConversation {
 				}
 				c.calls = append(c.calls, referenceCall{item: i, turn: len(c.turns) - 1, id: id, name: name})
 			}
-			c.answered = !open // a call without an id among others is one of them
+			c.answered = !open // a call without an id belongs to an open turn
 		case slices.Contains(referenceOutputs, kind):
 			open = false
 			r := referenceResult{item: i, id: id, isError: item["status"] == "failed"}
@@ -516,7 +514,7 @@ var referenceOutputs = []string{
 	"computer_call_output", "mcp_tool_call_output", "tool_search_output",
 }
 
-// referenceName returns the name of a tool, if it is one.
+// referenceName returns a tool name, or "" if v is not a string or is too long.
 func referenceName(v any) string {
 	if name := referenceString(v); len(name) <= 256 {
 		return name
@@ -524,14 +522,14 @@ func referenceName(v any) string {
 	return ""
 }
 
-// referenceString returns a string, or nothing if v is none.
+// referenceString returns v if it is a string, or else "".
 func referenceString(v any) string {
 	s, _ := v.(string)
 	return s
 }
 
-// choose returns what masks which results, by their index, with the boundary where
-// it was put by the step-th turn.
+// choose returns the placeholders of masked results by their index, for a boundary that was
+// set when there were step turns.
 func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]string {
 	placeholders := map[int]string{}
 	if step == 0 {
@@ -643,7 +641,7 @@ func referenceUnread(body []byte, p Policy) (n [unreads]int) {
 			!slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool {
 				return call.name != "" && mcp.MatchName(pattern, call.name)
 			}):
-			// It is kept by KeepLastPerTool if a text in its place were.
+			// KeepLastPerTool applies to it like to a text.
 			texted := c
 			texted.results = slices.Clone(c.results)
 			texted.results[i].texts = []referenceText{{text: "x"}}
@@ -682,14 +680,13 @@ func (r *referenceResult) mask(placeholder string) {
 const referenceTemplate = "[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, " +
 	"outil={tool_name}, chars={original_chars})]"
 
-// referenceAnyID is the id that the reference has for every result.
+// referenceAnyID is the id that the reference gives every result.
 const referenceAnyID = "obs_0000000000"
 
 // referenceID finds ids of results.
 var referenceID = regexp.MustCompile("obs_[0-9A-Za-z]{10}")
 
-// referenceRendered reports whether s is the template with some number of
-// characters and some id.
+// referenceRendered reports whether s is the template with any number of characters and any id.
 func referenceRendered(template, s, id, tool string) bool {
 	if strings.Contains(template, "{id}") {
 		template, s = strings.ReplaceAll(template, "{id}", "\uE000"), referenceID.ReplaceAllString(s, "\uE000")
@@ -701,7 +698,7 @@ func referenceRendered(template, s, id, tool string) bool {
 	return referenceNumbers(s, parts)
 }
 
-// referenceNumbers reports whether s is these parts with numbers between them.
+// referenceNumbers reports whether s consists of parts with numbers between them.
 func referenceNumbers(s string, parts []string) bool {
 	s, fits := strings.CutPrefix(s, parts[0])
 	if !fits || len(parts) == 1 {
@@ -745,7 +742,7 @@ func referenceError(s string) bool {
 	return hasError || strings.EqualFold(referenceString(object["status"]), "error")
 }
 
-// TestReferenceExample pins the reference to examples of T5, T10 and T17.
+// TestReferenceExample checks the reference with examples of T5, T10 and T17.
 func TestReferenceExample(t *testing.T) {
 	const (
 		call1 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function",` +
@@ -799,7 +796,7 @@ func TestReferenceExample(t *testing.T) {
 
 	orphan := strings.Replace(b2(long), `"tool_call_id":"call_1"`, `"tool_call_id":"call_0"`, 1)
 	if _, masked, _, _ := reference([]byte(orphan), Policy{WindowTurns: 1}); masked != 0 {
-		t.Error("an orphan was masked")
+		t.Error("a result without a call was masked")
 	}
 	answered := strings.Replace(b2(long), `{"role":"user","content":"v"}`, `{"role":"assistant","content":"v"}`, 1)
 	if _, masked, broken, _ := reference([]byte(answered), Policy{WindowTurns: 1}); masked != 1 || broken {
@@ -810,12 +807,12 @@ func TestReferenceExample(t *testing.T) {
 		`{"messages":[],"input":[]}`, `{"messages":[1]}`, `{"input":[{},"x"]}`, `{"messages":[]} x`,
 	} {
 		if _, _, _, ok := reference([]byte(body), Policy{WindowTurns: 1}); ok {
-			t.Errorf("%s is ok", body)
+			t.Errorf("%s was accepted", body)
 		}
 	}
 }
 
-// TestReferenceFormats pins the reference in the two other formats.
+// TestReferenceFormats checks the reference with the formats messages and responses.
 func TestReferenceFormats(t *testing.T) {
 	for _, test := range []struct{ name, body, want string }{
 		{
@@ -873,8 +870,7 @@ func TestReferenceFormats(t *testing.T) {
 	}
 }
 
-// TestReferenceSteps pins where the boundary lies, and that what is behind the step
-// stays.
+// TestReferenceSteps checks the positions of the boundary, and that results after the step stay.
 func TestReferenceSteps(t *testing.T) {
 	for turns, want := range []int{0, 0, 0, 0, 0, 3, 3, 3, 6, 6, 6, 9} {
 		var items []string
@@ -883,7 +879,7 @@ func TestReferenceSteps(t *testing.T) {
 			items = append(items, `{"role":"assistant","tool_calls":[{"id":"`+id+`"}]}`, `{"role":"tool","tool_call_id":"`+id+
 				`","content":"x"}`)
 		}
-		// A late result of the first turn belongs to it, but not to the step.
+		// A late result of the first turn is masked only if the last turn is the step.
 		items = append(items, `{"role":"tool","tool_call_id":"0","content":"late"}`)
 		atStep := want > 0 && turns == want+2
 		if atStep {
@@ -897,16 +893,16 @@ func TestReferenceSteps(t *testing.T) {
 	}
 }
 
-// TestReferenceErrors pins what looks like an error.
+// TestReferenceErrors checks which texts look like errors.
 func TestReferenceErrors(t *testing.T) {
 	for _, s := range generatedErrors {
 		if !referenceError(s) {
-			t.Errorf("%q is an error", s)
+			t.Errorf("%q does not look like an error", s)
 		}
 	}
 	for _, s := range generatedNearErrors {
 		if referenceError(s) {
-			t.Errorf("%q is no error", s)
+			t.Errorf("%q looks like an error", s)
 		}
 	}
 }

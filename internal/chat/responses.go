@@ -28,10 +28,10 @@ func (c *Conversation) endItem(v value) {
 		}
 		c.list.modelSpoke = !c.list.open
 		if m.id.isText() {
-			call := c.call(m.id, m.name)
+			call := c.newCall(m.id, m.name)
 			if name := builtin[m.kind]; !m.name.isText() && name != nil {
 				call.tool = c.names.number(name, value{})
-				c.list.generated = true
+				c.list.hasGenerated = true
 			}
 			c.calls = append(c.calls, call)
 			c.endTurn(v)
@@ -62,8 +62,8 @@ func (c *Conversation) endOutput() {
 		content, failed = b.text, failed || b.failed
 	}
 	if m.kind == shellCallOutput {
-		b.odd, failed = b.oddShell, failed || b.exitCode
+		b.notText, failed = b.notShell, failed || b.shellFailed
 	}
-	r := c.result(m.id, content, failed, jsonspan.BeginArray)
+	r := c.newResult(m.id, content, failed, jsonspan.BeginArray)
 	c.addAnswer(&r, value{})
 }

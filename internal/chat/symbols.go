@@ -2,9 +2,9 @@ package chat
 
 import "hash/maphash"
 
-// symbols numbers texts: equal texts have the same number, and numbers are dense. It is a hash table
-// over the bytes it is given, so that a conversation with a thousand ids needs no allocations. A map
-// would copy each of them.
+// symbols numbers texts: equal texts have the same number, and numbers are dense. It is a hash
+// table over the bytes it is given, so that a conversation with a thousand ids needs no
+// allocations. A map would copy each of them.
 type symbols struct {
 	texts     [][]byte
 	positions []value // position of the first occurrence of each text
@@ -64,7 +64,8 @@ func (s *symbols) release() {
 	s.texts, s.last = s.texts[:0], 0
 }
 
-// restore restores the first n symbols after release, in a body that has them at the same positions.
+// restore restores the first n symbols after release, in a body that has them at the same
+// positions.
 func (s *symbols) restore(n int, text func(value) []byte) {
 	s.positions = s.positions[:n]
 	for _, v := range s.positions {

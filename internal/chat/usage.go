@@ -19,8 +19,8 @@ type Usage struct {
 	Output     int
 }
 
-// A UsageReader reads the usage from a provider's response while it is written, in all formats of this
-// package. It keeps nothing of the response.
+// A UsageReader reads the usage from a provider's response while it is written, in all formats of
+// this package. It keeps nothing of the response.
 type UsageReader struct {
 	framing Framing
 	events  sse.Scanner
@@ -29,7 +29,7 @@ type UsageReader struct {
 	figures [figures]int
 }
 
-// A Framing is how the JSON texts of a response are separated.
+// A Framing separates the JSON texts of a response.
 type Framing uint8
 
 // Framings of responses.
@@ -74,10 +74,11 @@ const (
 	figures
 )
 
-// usageFields lists the paths of figures. The last value counts: some providers send them with every event.
+// usageFields lists the paths of figures. The last value counts: some providers send them with
+// every event.
 var usageFields = []struct {
-	path string
-	is   figure
+	path   string
+	figure figure
 }{
 	// OpenAI's chat completions, and variants of other providers.
 	{"usage.prompt_tokens", promptTokens},
@@ -96,8 +97,8 @@ var usageFields = []struct {
 	{"response.usage.input_tokens", inputTokens},
 	{"response.usage.input_tokens_details.cached_tokens", inputCached},
 	{"response.usage.output_tokens", outputTokens},
-	// Anthropic's messages have these in addition to usage.input_tokens; and the first event of their
-	// streams.
+	// Anthropic's messages have these in addition to usage.input_tokens; and the first event of
+	// their streams.
 	{"usage.cache_read_input_tokens", cacheRead},
 	{"usage.cache_creation_input_tokens", cacheWrite},
 	{"message.usage.input_tokens", inputTokens},
@@ -142,8 +143,8 @@ func NewUsageReader(f Framing) *UsageReader {
 	return u
 }
 
-// maxTokens is the largest plausible figure. A larger one would make a counter too large to show other
-// values.
+// maxTokens is the largest plausible figure. A larger one would make a counter too large to show
+// other values.
 const maxTokens = 1_000_000_000
 
 func (u *UsageReader) record(path int, k jsonspan.Kind, literal []byte) {
@@ -151,7 +152,7 @@ func (u *UsageReader) record(path int, k jsonspan.Kind, literal []byte) {
 	if k != jsonspan.Number || err != nil || n < 0 || n > maxTokens {
 		return
 	}
-	u.figures[usageFields[path].is] = n
+	u.figures[usageFields[path].figure] = n
 }
 
 // Write reads the next bytes of the response. It never fails.
@@ -190,8 +191,8 @@ func (u *UsageReader) writeEvents(p []byte) {
 	}
 }
 
-// A frame is a position in an AWS event: a prelude, headers, the JSON text and a checksum. The prelude
-// has the total length, the length of the headers, and its own checksum.
+// A frame is a position in an AWS event: a prelude, headers, the JSON text and a checksum. The
+// prelude has the total length, the length of the headers, and its own checksum.
 type frame struct {
 	prelude [12]byte
 	read    int // of the event

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// awsEvent is an event as AWS frames it.
+// awsEvent returns an event in the framing of AWS.
 func awsEvent(kind, text string) string {
 	header := func(name, value string) []byte {
 		h := append([]byte{byte(len(name))}, name...)
@@ -31,7 +31,7 @@ func TestUsage(t *testing.T) {
 			`"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,` +
 			`"prompt_tokens_details":{"cached_tokens":800,"audio_tokens":0}}}`,
 			Usage{Input: 1000, Cached: 800, Output: 20}},
-		{"usage first, and nothing of the cache", Unframed,
+		{"usage first, without cached tokens", Unframed,
 			`{"usage":{"completion_tokens":2,"prompt_tokens":1},"choices":[]}`, Usage{Input: 1, Output: 2}},
 		{"Moonshot", Unframed, `{"usage":{"prompt_tokens":10,"completion_tokens":2,"cached_tokens":7}}`,
 			Usage{Input: 10, Cached: 7, Output: 2}},
@@ -42,11 +42,11 @@ func TestUsage(t *testing.T) {
 				"\"usage\":{\"prompt_tokens\":1000,\"completion_tokens\":20," +
 				"\"prompt_tokens_details\":{\"cached_tokens\":800}}}\n\ndata: [DONE]\n\n",
 			Usage{Input: 1000, Cached: 800, Output: 20}},
-		{"a stream that tells with every event", Events,
+		{"a stream with usage in every event", Events,
 			"data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\r\n\r\ndata: {\"usage\":{\"prompt_tokens\":5," +
 				"\"completion_tokens\":2}}\r\n\r\n",
 			Usage{Input: 5, Output: 2}},
-		{"a stream that tells in its last choice", Events,
+		{"a stream with usage in its last choice", Events,
 			"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\",\"usage\":{\"prompt_tokens\":10," +
 				"\"completion_tokens\":2,\"cached_tokens\":7}}]}\n\n", Usage{Input: 10, Cached: 7, Output: 2}},
 		{"messages", Unframed, `{"type":"message","content":[{"type":"text","text":"hi"}],"usage":{"input_tokens":100,` +
@@ -86,7 +86,7 @@ func TestUsage(t *testing.T) {
 		{"a stream of Ollama", Lines, "{\"message\":{\"content\":\"h\"}," +
 			"\"done\":false}\n{\"message\":{\"content\":\"i\"},\"done\":true,\"prompt_eval_count\":1000,\"eval_count\":20}\n",
 			Usage{Input: 1000, Output: 20}},
-		{"lines, one of them broken", Lines, "{\"prompt_eval_count\":1000,\n{\"eval_count\":20}\r\n\n",
+		{"lines, one of them invalid", Lines, "{\"prompt_eval_count\":1000,\n{\"eval_count\":20}\r\n\n",
 			Usage{Input: 1000, Output: 20}},
 		{"Converse", Unframed, `{"output":{"message":{"role":"assistant","content":[{"text":"hi"}]}},` +
 			`"usage":{"inputTokens":100,"outputTokens":20,"totalTokens":1020,"cacheReadInputTokens":800,` +
@@ -101,14 +101,14 @@ func TestUsage(t *testing.T) {
 			`"output_tokens":99999999999999999999}}`, Usage{}},
 		{"the largest figure", Unframed, `{"usage":{"prompt_tokens":1000000000,"completion_tokens":1}}`,
 			Usage{Input: 1_000_000_000, Output: 1}},
-		{"figures beyond any bill", Unframed, `{"usage":{"prompt_tokens":1000000001,` +
+		{"figures above the limit", Unframed, `{"usage":{"prompt_tokens":1000000001,` +
 			`"completion_tokens":9223372036854775807}}`, Usage{}},
 		{"figures whose sum overflows", Unframed,
 			`{"usage":{"input_tokens":9223372036854775807,"cache_read_input_tokens":9223372036854775807,` +
 				`"cache_creation_input_tokens":7}}`, Usage{Input: 7, CacheWrite: 7}},
 		{"usage elsewhere", Unframed, `{"data":{"usage":{"prompt_tokens":10}},"usage":[{"prompt_tokens":10}]}`, Usage{}},
-		{"no JSON", Unframed, `<html>`, Usage{}},
-		{"nothing", Unframed, ``, Usage{}},
+		{"invalid JSON", Unframed, `<html>`, Usage{}},
+		{"an empty response", Unframed, ``, Usage{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for size := 1; size <= len(test.answer)+1; size++ {

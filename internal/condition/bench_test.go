@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// arguments1K are arguments as an agent sends them, of about 1 KB.
+// arguments1K returns typical arguments of about 1 KB.
 func arguments1K() []byte {
 	var b strings.Builder
 	b.WriteString(`{"path":"/srv/data/report.txt","limit":25,"options":{"dryRun":true,"tags":["a","b","c"]}`)
@@ -51,7 +51,7 @@ func BenchmarkHolds(b *testing.B) {
 	}
 }
 
-// BenchmarkLargest reads the largest arguments that are read.
+// BenchmarkLargest decodes arguments at the limits.
 func BenchmarkLargest(b *testing.B) {
 	for _, test := range []struct{ name, arguments string }{
 		{"one text", `{"a":"` + strings.Repeat("a", maxArguments-8) + `"}`},

@@ -1,8 +1,10 @@
-// Package condition decides on calls of tools by expressions in CEL, the Common Expression Language.
+// Package condition decides on calls of tools by expressions in CEL, the Common Expression
+// Language.
 //
-// An expression can read only the client, server, tool, annotations and arguments of a call. It cannot read the
-// clock or files, or keep state. Its length, its running time and the size of the arguments are limited. If an
-// expression has no result, that is an error, and callers deny the call.
+// An expression can read only the client, server, tool, annotations and arguments of a call. It
+// cannot read the clock or files, or keep state. Its length, its running time and the size of the
+// arguments are limited. If an expression has no result, that is an error, and callers deny the
+// call.
 package condition
 
 import (
@@ -37,7 +39,7 @@ type Condition struct {
 	expression                     string
 	whole, partial                 cel.Program
 	usesAnnotations, usesArguments bool
-	named                          place // members of arguments that the expression names
+	namedMembers                   memberTree // members of arguments that the expression names
 }
 
 // Facts are the inputs of a condition.
@@ -79,7 +81,7 @@ func Compile(expression string) (*Condition, error) {
 		if name, ok := strings.CutPrefix(cause, "undeclared reference to '"); ok {
 			cause += suggestion(expression, strings.TrimSuffix(name, "'"))
 		}
-		return nil, positioned(location.Line(), location.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
+		return nil, errorAt(location.Line(), location.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
 	}
 	if out := checked.OutputType(); !out.IsExactType(cel.BoolType) && !out.IsExactType(cel.DynType) {
 		return nil, notBool(out.String())
@@ -126,13 +128,13 @@ func (c *Condition) Holds(f *Facts) (bool, error) {
 	vars := variables{Facts: f, steps: maxSteps}
 	if c.usesArguments {
 		var err error
-		if vars.arguments, err = decode(f.Arguments, &c.named); err != nil {
+		if vars.arguments, err = decode(f.Arguments, &c.namedMembers); err != nil {
 			return false, fmt.Errorf("arguments: %w", err)
 		}
 	}
 	out, _, err := c.whole.Eval(&vars)
 	if err != nil {
-		return false, c.plain(err)
+		return false, c.withoutArguments(err)
 	}
 	holds, ok := out.(types.Bool)
 	if !ok {
@@ -141,8 +143,8 @@ func (c *Condition) Holds(f *Facts) (bool, error) {
 	return bool(holds), nil
 }
 
-// Possible evaluates the condition without the arguments. Yes and No are the result of Holds for all arguments for
-// which Holds does not fail.
+// Possible evaluates the condition without the arguments. Yes and No are the result of Holds for
+// all arguments for which Holds does not fail.
 func (c *Condition) Possible(f *Facts) (Verdict, error) {
 	vars, err := cel.PartialVars(&variables{Facts: f, steps: maxSteps}, cel.AttributePattern(argumentsName))
 	if err != nil {
@@ -151,7 +153,7 @@ func (c *Condition) Possible(f *Facts) (Verdict, error) {
 	out, _, err := c.partial.Eval(vars)
 	switch {
 	case err != nil:
-		return Maybe, c.plain(err)
+		return Maybe, c.withoutArguments(err)
 	case types.IsUnknown(out):
 		return Maybe, nil
 	case out == types.True:
@@ -166,8 +168,9 @@ func notBool(name string) error {
 	return fmt.Errorf("the expression is of type %s, want bool", name)
 }
 
-// plain returns an error of an evaluation without values of arguments, because the error is logged.
-func (c *Condition) plain(err error) error {
+// withoutArguments removes values of arguments from an error of an evaluation, because the error is
+// logged.
+func (c *Condition) withoutArguments(err error) error {
 	var cancelled interpreter.EvalCancelledError
 	if errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded {
 		return ErrSteps
@@ -179,8 +182,8 @@ func (c *Condition) plain(err error) error {
 	return fmt.Errorf("%.100s", cause)
 }
 
-// positioned returns an error with its position in the expression. Columns are counted from 0.
-func positioned(line, column int, format string, args ...any) error {
+// errorAt returns an error with its position in the expression. Columns are counted from 0.
+func errorAt(line, column int, format string, args ...any) error {
 	return fmt.Errorf("line %d, column %d: "+format, append([]any{line, column + 1}, args...)...)
 }
 

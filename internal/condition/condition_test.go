@@ -19,7 +19,7 @@ func compile(t testing.TB, expression string) *Condition {
 	return c
 }
 
-// facts are those of a call with these arguments.
+// facts returns the facts of a call with these arguments.
 func facts(arguments string) *Facts {
 	return &Facts{
 		Client: "alice", Server: "files", Tool: "read_file",
@@ -27,7 +27,7 @@ func facts(arguments string) *Facts {
 	}
 }
 
-// keysOf returns so many members of an object.
+// keysOf returns n members of an object.
 func keysOf(n int) string {
 	var members []string
 	for i := range n {
@@ -70,7 +70,7 @@ func TestHolds(t *testing.T) {
 		{`arguments.dry_run`, `{"dry_run":true}`, true},
 		{`arguments.o == {"a": [1, {"b": "c"}]}`, `{"o":{"a":[1.0,{"b":"c"}]}}`, true},
 		{`arguments["a b"] == 1`, `{"a b":1}`, true},
-		{`arguments.path == "x"`, `{"path":"x","env":{"PATH":"y"}}`, true}, // which no program takes for the other
+		{`arguments.path == "x"`, `{"path":"x","env":{"PATH":"y"}}`, true}, // keys in different objects
 		{`arguments.k39 == 39 && size(arguments) == 40`, `{` + keysOf(40) + `}`, true},
 		{`has(arguments.A) || has(arguments.a)`, `{"a":1}`, true},
 
@@ -90,7 +90,7 @@ func TestHolds(t *testing.T) {
 		{`arguments.n > 1`, `{"n":1e300}`, true},
 		{`arguments.n == "1"`, `{"n":1}`, false},
 
-		// An error does not matter if the result is the same without it.
+		// An error has no effect if the result does not depend on it.
 		{`arguments.missing == 1 || client == "alice"`, `{}`, true},
 		{`arguments.missing == 1 && client == "bob"`, `{}`, false},
 		{`has(arguments.path) && arguments.path == "x"`, `{}`, false},
@@ -104,7 +104,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// Errors are logged, and not all arguments may be.
+// Errors are logged, so they must not contain arguments.
 func TestErrorsHaveNoArguments(t *testing.T) {
 	for expression, want := range map[string]string{
 		`arguments[arguments.key] == 1`:            "no such key",
@@ -127,13 +127,13 @@ func TestErrorsHaveNoArguments(t *testing.T) {
 func TestHoldsFails(t *testing.T) {
 	for _, test := range []struct{ name, expression, arguments, want string }{
 		{"a missing key", `arguments.path == "x"`, `{}`, "no such key: path"},
-		{"a missing key deeper down", `has(arguments.a.b)`, `{}`, "no such key: a"},
+		{"a missing key at another level", `has(arguments.a.b)`, `{}`, "no such key: a"},
 		{"a missing element", `arguments.a[1] == 1`, `{"a":[1]}`, "index out of bounds: 1"},
 		{"another type", `arguments.n.startsWith("x")`, `{"n":1}`, "no such overload"},
 		{"a pattern for another type", `arguments.n.matches("1")`, `{"n":1}`, "no such overload"},
 		{"a pattern for a missing key", `arguments.n.matches("1")`, `{}`, "no such key: n"},
 		{"types that have no order", `arguments.n < "1"`, `{"n":1}`, "no such overload"},
-		{"a member of a text", `has(arguments.a.b)`, `{"a":"x"}`, "no such key: b"},
+		{"a member of a string", `has(arguments.a.b)`, `{"a":"x"}`, "no such key: b"},
 		{"not a bool", `arguments.n`, `{"n":1}`, "the expression is of type int, want bool"},
 		{"null", `arguments.n`, `{"n":null}`, "the expression is of type null_type, want bool"},
 		{"division", `1 / size(arguments) == 1`, `{}`, "division by zero"},
@@ -147,13 +147,13 @@ func TestHoldsFails(t *testing.T) {
 		{"not an object", `arguments.a == 1`, `[1]`, "arguments: not an object"},
 		{"null instead of an object", `has(arguments.a)`, `null`, "arguments: not an object"},
 		{"not UTF-8", `arguments.a == 1`, "{\"a\":1,\"b\":\"\xff\"}", "arguments: not UTF-8"},
-		{"half a character", `arguments.a == 1`, `{"a":1,"b":"\ud83d"}`, "arguments: invalid surrogate pair at byte 11"},
-		{"halves in another order", `arguments.a == 1`, `{"a":1,"b":"\ude00\ud83d"}`, "invalid surrogate pair"},
-		{"half a character before another", `arguments.a == 1`, `{"a":1,"b":"\ud83d\u0061"}`, "invalid surrogate pair"},
-		{"half a character after an escape", `arguments.a == 1`, `{"a":1,"b":"\\ud83d\ude00"}`, "invalid surrogate pair"},
+		{"a lone surrogate", `arguments.a == 1`, `{"a":1,"b":"\ud83d"}`, "arguments: invalid surrogate pair at byte 11"},
+		{"surrogates in the wrong order", `arguments.a == 1`, `{"a":1,"b":"\ude00\ud83d"}`, "invalid surrogate pair"},
+		{"a lone surrogate before a character", `arguments.a == 1`, `{"a":1,"b":"\ud83d\u0061"}`, "invalid surrogate pair"},
+		{"a lone surrogate after an escape", `arguments.a == 1`, `{"a":1,"b":"\\ud83d\ude00"}`, "invalid surrogate pair"},
 		{"a repeated key", `arguments.a == 1`, `{"a":1,"a":1}`, `key "a" is repeated, or differs only in case`},
 		{"an escaped key", `arguments.a == 1`, `{"a":1,"\u0061":2}`, `key "a" is repeated`},
-		{"a repeated key deeper down", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `key "d" is repeated`},
+		{"a repeated key at another level", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `key "d" is repeated`},
 		{"a repeated key of many", `arguments.k0 == 1`, `{` + keysOf(40) + `,"K39":1}`, `key "K39" is repeated`},
 		{"a repeated key of the first of many", `arguments.k0 == 1`, `{` + keysOf(40) + `,"k3":1}`, `key "k3" is repeated`},
 		{"a key in two cases", `arguments.a == 1`, `{"a":1,"A":2}`, `key "A" is repeated`},
@@ -162,12 +162,13 @@ func TestHoldsFails(t *testing.T) {
 		{"a null character", `arguments.a == 1`, `{"a":1,"a\u0000":2}`, `key "a\x00" is repeated`},
 		{"a key in another case", `has(arguments.force)`, `{"Force":true}`, `key "Force" can be mistaken for "force"`},
 		{"an index in another case", `arguments["force"]`, `{"FORCE":true}`, `key "FORCE" can be mistaken for "force"`},
-		{"a key looked for in another case", `"force" in arguments.options`, `{"options":{"Force":1}}`, `key "Force" can be`},
+		{"a key of an in expression in another case",
+			`"force" in arguments.options`, `{"options":{"Force":1}}`, `key "Force" can be`},
 		{"a key of a loop in another case", `arguments.exists(k, k == "force")`, `{"Force":1}`,
 			`key "Force" can be mistaken`},
-		{"a key of a loop that is one of some", `arguments.a.exists(k, k in ["x", "force"])`, `{"a":{"Force":1}}`,
+		{"a key of a loop over several names", `arguments.a.exists(k, k in ["x", "force"])`, `{"a":{"Force":1}}`,
 			`key "Force"`},
-		{"a key in another case whatever its type", `has(dyn(arguments).force)`, `{"Force":1}`,
+		{"a key of a dynamic value in another case", `has(dyn(arguments).force)`, `{"Force":1}`,
 			`key "Force" can be mistaken`},
 		{"a member in another case", `has(arguments.a.b.c)`, `{"a":{"b":{"C":true}}}`, `key "C" can be mistaken for "c"`},
 		{"a key in a list, another case", `arguments.l.exists(i, has(i.force))`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
@@ -190,7 +191,7 @@ func TestHoldsFails(t *testing.T) {
 	}
 }
 
-// Arguments that cannot be read do not matter to a condition that does not read them.
+// Invalid arguments have no effect on a condition that does not use them.
 func TestArgumentsThatAreNotUsed(t *testing.T) {
 	c := compile(t, `client == "alice"`)
 	if holds, err := c.Holds(facts(`{"a":1,"a":`)); err != nil || !holds {
@@ -292,7 +293,7 @@ func TestPossible(t *testing.T) {
 	} {
 		t.Run(test.expression, func(t *testing.T) {
 			f := facts(`{"x":1}`)
-			f.Arguments = nil // which are not those of the call
+			f.Arguments = nil // not known yet
 			if got, err := compile(t, test.expression).Possible(f); err != nil || got != test.want {
 				t.Errorf("got %v, %v", got, err)
 			}
@@ -328,7 +329,7 @@ func TestUses(t *testing.T) {
 	}
 }
 
-// An expression ends, whatever it does with the largest arguments.
+// Every expression ends, even with large arguments.
 func TestSteps(t *testing.T) {
 	list := strings.TrimSuffix(strings.Repeat("1,", 50_000), ",")
 	short := strings.TrimSuffix(strings.Repeat("1,", 5_000), ",")
@@ -355,7 +356,7 @@ func TestSteps(t *testing.T) {
 			}
 		})
 	}
-	// What is not large does not end early.
+	// Cheap expressions do not end early.
 	for _, expression := range []string{
 		`arguments.list[0] == 1`,
 		`arguments.short.all(x, x == 1)`,

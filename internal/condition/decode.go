@@ -20,10 +20,11 @@ const (
 	maxValues    = 1 << 16
 )
 
-// decode decodes arguments for an expression that names these members. The server must read the same values, so decode
-// refuses JSON that programs read in different ways: repeated keys, keys that differ only in case from each other or
-// from a name in the expression, strings that are not valid Unicode, and numbers that do not fit in 64 bits.
-func decode(data []byte, named *place) (map[string]any, error) {
+// decode decodes arguments for an expression that names these members. The server must read the
+// same values, so decode refuses JSON that programs read in different ways: repeated keys, keys
+// that differ only in case from each other or from a name in the expression, strings that are not
+// valid Unicode, and numbers that do not fit in 64 bits.
+func decode(data []byte, members *memberTree) (map[string]any, error) {
 	switch {
 	case len(data) == 0:
 		return map[string]any{}, nil
@@ -43,7 +44,7 @@ func decode(data []byte, named *place) (map[string]any, error) {
 	default:
 		return nil, errors.New("not an object")
 	}
-	object, err := d.object(named)
+	object, err := d.object(members)
 	if err == nil && d.scanner.Next() != jsonspan.Done {
 		err = d.scanner.Err()
 	}
@@ -58,7 +59,7 @@ type decoder struct {
 }
 
 // object decodes an object after its opening brace.
-func (d *decoder) object(position *place) (map[string]any, error) {
+func (d *decoder) object(tree *memberTree) (map[string]any, error) {
 	object, keys := map[string]any{}, keySet{}
 	for {
 		kind := d.scanner.Next()
@@ -76,24 +77,24 @@ func (d *decoder) object(position *place) (map[string]any, error) {
 		if !keys.add(folded) {
 			return nil, fmt.Errorf("key %.40q is repeated, or differs only in case", name)
 		}
-		if other, ok := position.similar(name, folded); ok {
+		if other, ok := tree.similar(name, folded); ok {
 			return nil, fmt.Errorf("key %.40q can be mistaken for %q", name, other)
 		}
-		if object[name], err = d.value(d.scanner.Next(), position.member(name)); err != nil {
+		if object[name], err = d.value(d.scanner.Next(), tree.member(name)); err != nil {
 			return nil, err
 		}
 	}
 }
 
 // list decodes a list after its opening bracket.
-func (d *decoder) list(position *place) ([]any, error) {
+func (d *decoder) list(tree *memberTree) ([]any, error) {
 	list := []any{}
 	for {
 		kind := d.scanner.Next()
 		if kind == jsonspan.EndArray {
 			return list, nil
 		}
-		value, err := d.value(kind, position.element())
+		value, err := d.value(kind, tree.element())
 		if err != nil {
 			return nil, err
 		}
@@ -102,21 +103,21 @@ func (d *decoder) list(position *place) ([]any, error) {
 }
 
 // value decodes a value, after the scanner has returned its kind.
-func (d *decoder) value(kind jsonspan.Kind, position *place) (any, error) {
+func (d *decoder) value(kind jsonspan.Kind, tree *memberTree) (any, error) {
 	d.values++
 	if d.values > maxValues {
 		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	switch kind {
 	case jsonspan.BeginObject:
-		return d.object(position)
+		return d.object(tree)
 	case jsonspan.BeginArray:
-		return d.list(position)
+		return d.list(tree)
 	case jsonspan.String:
 		return d.string()
 	case jsonspan.Number:
 		start, end := d.scanner.Span()
-		n, ok := number(d.text[start:end])
+		n, ok := parseNumber(d.text[start:end])
 		if !ok {
 			return nil, fmt.Errorf("the number at byte %d does not fit in 64 bits", start)
 		}
@@ -164,9 +165,9 @@ func loneSurrogate(body []byte) bool {
 	return high
 }
 
-// number returns a whole number as an integer, which CEL compares exactly, and any other as a float. It reports whether
-// the number fits in 64 bits.
-func number(literal string) (n any, ok bool) {
+// parseNumber returns a whole number as an integer, which CEL compares exactly, and any other as a
+// float. It reports whether the number fits in 64 bits.
+func parseNumber(literal string) (n any, ok bool) {
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
 		return n, true
 	}
@@ -208,9 +209,8 @@ func (s *keySet) add(key string) bool {
 	return len(s.many) > before
 }
 
-// fold returns the same text for all strings that are equal under [strings.EqualFold]. It ignores null characters at
-// the
-// end, because some programs stop reading there.
+// fold returns the same text for all strings that are equal under [strings.EqualFold]. It ignores
+// null characters at the end, because some programs stop reading there.
 func fold(s string) string {
 	return strings.Map(func(r rune) rune {
 		for next := unicode.SimpleFold(r); ; r, next = next, unicode.SimpleFold(next) {

@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Expressions decide as a small interpreter of a part of the language says, and what is said of a tool is never in
-// contradiction to what is said of its calls.
+// Expressions have the same results as in a small interpreter of a part of the language. The
+// verdict on a tool never contradicts the results for its calls.
 func FuzzCondition(f *testing.F) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -71,7 +71,7 @@ func checkCondition(t *testing.T, g *generator) {
 	if got != want || (gotErr == nil) != (wantErr == nil) {
 		t.Fatalf("%s of %s: got %v, %v, want %v, %v", e.source, arguments, got, gotErr, want, wantErr)
 	}
-	facts.Arguments = nil // which must not matter
+	facts.Arguments = nil // Possible does not use them
 	verdict, err := c.Possible(facts)
 	if gotErr == nil && (verdict == Yes && !got || verdict == No && got) {
 		t.Fatalf("%s of %s: got %v, but %v of the tool", e.source, arguments, got, verdict)
@@ -84,8 +84,8 @@ func checkCondition(t *testing.T, g *generator) {
 	}
 }
 
-// A generator makes arguments and expressions of the choices it is given. When they are used up, it takes the first
-// possibility, which is the simplest one.
+// A generator generates arguments and expressions from choices. When they are used up, it takes the
+// first possibility, which is the simplest one.
 type generator struct{ choices []byte }
 
 func (g *generator) next(n int) int {
@@ -102,7 +102,7 @@ func pick[T any](g *generator, list []T) T { return list[g.next(len(list))] }
 var (
 	texts = []string{"a", "b", "ab", "", "é"}
 	keys  = []string{"a", "b", "ab", "c"}
-	// Numbers as arguments and as expressions have them.
+	// Numbers in arguments, and literals in expressions.
 	numbers = []string{
 		"1", "1.0", "10e-1", "0", "-1", "1.5", "9007199254740993", "9007199254740992", "18446744073709551615", "2",
 	}
@@ -142,7 +142,7 @@ func (g *generator) json(depth int) string {
 	return "[" + strings.Join(elements, ",") + "]"
 }
 
-// An expression is an operation of operands, and its text.
+// An expression is an operation with operands, and its source.
 type expression struct {
 	source string
 	op     string
@@ -151,7 +151,7 @@ type expression struct {
 	name   string
 }
 
-// boolean returns an expression that is a bool, or dyn.
+// boolean returns an expression of type bool or dyn.
 func (g *generator) boolean(depth int) expression {
 	kind := g.next(15)
 	if depth > 4 {
@@ -205,7 +205,8 @@ func infix(op string, left, right expression) expression {
 	return expression{source: source, op: op, args: []expression{left, right}}
 }
 
-// untyped returns an expression of any type, of which CEL knows the type only when it is evaluated, but for some.
+// untyped returns an expression of any type. In most cases, CEL knows the type only when it is
+// evaluated.
 func (g *generator) untyped(depth int) expression {
 	e := g.value(depth)
 	if g.next(8) == 7 && e.op != "arguments" && e.op != "literal" {
@@ -247,7 +248,7 @@ func (g *generator) container(depth int) expression {
 	}
 	list := expression{op: "list"}
 	var sources []string
-	for range 1 + g.next(3) { // CEL does not evaluate what it looks for in an empty list
+	for range 1 + g.next(3) { // CEL does not evaluate the operand of in for an empty list
 		element := g.value(depth + 1)
 		list.args, sources = append(list.args, element), append(sources, element.source)
 	}
@@ -314,7 +315,7 @@ func (o *oracle) eval(e expression) (any, error) {
 			}
 		}
 	case "&&", "||":
-		// The operand that decides alone does so even if the other fails.
+		// An operand that decides alone does so even if the other fails.
 		decides := e.op == "||"
 		left, leftErr := o.bool(e.args[0])
 		if leftErr == nil && left == decides {
@@ -369,7 +370,7 @@ func (o *oracle) eval(e expression) (any, error) {
 	return apply(e, args)
 }
 
-// apply returns what an operation makes of the values of its operands.
+// apply returns the result of an operation on the values of its operands.
 func apply(e expression, args []any) (any, error) {
 	switch e.op {
 	case "list":

@@ -13,12 +13,11 @@ import (
 	"cel.dev/cel-go/interpreter"
 )
 
-// maxSteps limits an evaluation. A step reads a variable or calls a function; large values take more steps. A step
-// takes
-// about 100 ns.
+// maxSteps limits an evaluation. A step reads a variable or calls a function; large values take
+// more steps. A step takes about 100 ns.
 //
-// CEL has its own cost limit, but it ignores the size of values with a dynamic type, as arguments have, and its time
-// grows with the square of the length of a loop.
+// CEL has its own cost limit, but it ignores the size of values with a dynamic type, as arguments
+// have, and its time grows with the square of the length of a loop.
 const maxSteps = 50_000
 
 // ErrSteps is the error of an evaluation that exceeds maxSteps.
@@ -48,7 +47,7 @@ func countSteps(node interpreter.InterpretableV2) (interpreter.InterpretableV2, 
 	case interpreter.InterpretableAttribute:
 		return &countedAttribute{node}, nil
 	case interpreter.InterpretableConstructor:
-		if slices.ContainsFunc(node.InitVals(), variable) {
+		if slices.ContainsFunc(node.InitVals(), isDynamic) {
 			return &countedConstructor{node}, nil
 		}
 	case interpreter.InterpretableCall:
@@ -87,13 +86,14 @@ func (c *countedConstructor) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	return c.InterpretableConstructor.Exec(frame)
 }
 
-// variable reports whether a node is not a constant. The compiler makes lists and maps of constants.
-func variable(node interpreter.InterpretableV2) bool {
+// isDynamic reports whether a node is not a constant. The compiler makes lists and maps of
+// constants.
+func isDynamic(node interpreter.InterpretableV2) bool {
 	_, constant := node.(interpreter.InterpretableConst)
 	return !constant
 }
 
-// weight returns the extra steps of a value, in proportion to its size.
+// weight returns the additional steps for a value, in proportion to its size.
 func weight(v any) int {
 	switch v := v.(type) {
 	case string:
@@ -140,7 +140,8 @@ func weightOfMap[K comparable, V any](entries map[K]V) int {
 	return n
 }
 
-// A match is a call of matches. It counts its steps before it runs, because a single text can take too many.
+// A match is a call of matches. It counts its steps before it runs, because a single text can take
+// too many.
 type match struct {
 	interpreter.InterpretableV2 // the original call
 	text                        interpreter.InterpretableV2
@@ -173,7 +174,7 @@ func (m *match) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	v := m.text.Exec(frame)
 	text, ok := v.(types.String)
 	if !ok {
-		return types.MaybeNoSuchOverloadErr(v) // or the error or unknown value
+		return types.MaybeNoSuchOverloadErr(v) // v itself if it is an error or unknown
 	}
 	spend(frame, 1+len(text)*m.size/8)
 	return types.Bool(m.pattern.MatchString(string(text)))

@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A Cutter says how texts are shortened.
+// A Cutter shortens texts. Its fields say how.
 type Cutter struct {
 	Goal     string  // what the client looks for, or empty
 	MaxChars int     // limit of the result, markers included
@@ -37,9 +37,9 @@ type Form uint8
 
 // Forms of a shortened text.
 const (
-	Uncut Form = iota // no better than head and tail
-	Lines
-	JSON
+	Uncut Form = iota // not shortened: head and tail would be as good
+	Lines             // some of its lines
+	JSON              // JSON with fewer items and members
 )
 
 // Cut shortens a text. Without a goal it shortens only JSON.
@@ -72,27 +72,29 @@ func (c *Cutter) Value(ctx context.Context, value []byte) (short []byte, ok bool
 // lines shortens a text to some of its lines, after a header line.
 func (c *Cutter) lines(ctx context.Context, text string) (string, Form) {
 	total := prune.CountLines(text)
-	room := *c
-	room.MaxChars -= utf8.RuneCountInString(c.head(text, total, total))
-	short, kept, ok := room.Lines(ctx, text)
+	body := *c // leaves room for the header line
+	body.MaxChars -= utf8.RuneCountInString(c.head(text, total, total))
+	short, kept, ok := body.Lines(ctx, text)
 	if !ok {
 		return "", Uncut
 	}
 	return c.head(text, kept, total) + short, Lines
 }
 
-// Lines returns the lines of a text relevant to the goal, with their numbers, and how many they are.
+// Lines returns the lines of a text relevant to the goal, with their numbers, and how many they
+// are.
 func (c *Cutter) Lines(ctx context.Context, text string) (short string, kept int, ok bool) {
 	done, ok := acquireSlot(ctx, len(text))
 	if !ok {
 		return "", 0, false
 	}
 	defer done()
-	f := prune.Focusing{Goal: c.Goal, MaxChars: c.MaxChars, Ratio: c.Ratio, FirstLine: c.FirstLine}
+	f := prune.FocusOptions{Goal: c.Goal, MaxChars: c.MaxChars, Ratio: c.Ratio, FirstLine: c.FirstLine}
 	return prune.Focus(ctx, text, f)
 }
 
-// acquireSlot waits for a slot to shorten a text of so many bytes. It returns false if that takes too long.
+// acquireSlot waits for a slot to shorten a text of this size. It returns false if that takes too
+// long. done releases the slot.
 func acquireSlot(ctx context.Context, bytes int) (done func(), ok bool) {
 	if bytes <= maxUnqueued {
 		return func() {}, true
@@ -107,8 +109,8 @@ func acquireSlot(ctx context.Context, bytes int) (done func(), ok bool) {
 	}
 }
 
-// slots bounds how many large texts are shortened concurrently: each takes up to some 400 MB for a
-// moment.
+// slots bounds how many large texts are shortened concurrently, because each takes up to some 400
+// MB of memory.
 var slots = make(chan struct{}, runtime.GOMAXPROCS(0))
 
 // maxUnqueued is the size in bytes above which a text needs a slot.
@@ -117,7 +119,7 @@ const maxUnqueued = 256 << 10
 // slotTimeout is how long a text waits for a slot. It is a variable for tests.
 var slotTimeout = 2 * time.Second
 
-// head returns the header line of a shortened text. It is not longer for fewer kept lines.
+// head returns the header line of a shortened text. With fewer kept lines it is never longer.
 func (c *Cutter) head(text string, kept, total int) string {
 	var b strings.Builder
 	chars := utf8.RuneCountInString(text)

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// log is a log of which one line is of interest.
+// log returns a log with one relevant line.
 func log(lines int) string {
 	var b strings.Builder
 	for i := range lines {
@@ -49,9 +49,9 @@ func TestCut(t *testing.T) {
 				"167│ 2026-01-01 ERROR payment of order 4711"}},
 		{"lines without a handle", Cutter{Goal: goal, MaxChars: 1000, Hint: "Ask."}, log(500), Lines,
 			[]string{"/500]\n", "left out]"}},
-		{"JSON by its items", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1"}, records(300), JSON,
+		{"JSON with a goal", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1"}, records(300), JSON,
 			[]string{"payment declined by the bank", "id=obs_1"}},
-		{"JSON by its ends", Cutter{MaxChars: 500, Handle: "obs_1"}, records(300), JSON, []string{`{"id":0,`, `{"id":299,`,
+		{"JSON without a goal", Cutter{MaxChars: 500, Handle: "obs_1"}, records(300), JSON, []string{`{"id":0,`, `{"id":299,`,
 			"id=obs_1"}},
 		{"bare JSON", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1", Bare: true}, records(300), JSON,
 			[]string{"payment declined by the bank"}},
@@ -75,7 +75,7 @@ func TestCut(t *testing.T) {
 				t.Errorf("not JSON: %s", short)
 			}
 			if test.Bare && strings.Contains(short, "obs_1") {
-				t.Errorf("something was put in: %s", short)
+				t.Errorf("a marker was added: %s", short)
 			}
 		})
 	}
@@ -93,8 +93,9 @@ func TestNote(t *testing.T) {
 	}
 }
 
-// Large texts are cut a few at a time. One that cannot wait is not cut, and others need not wait.
-func TestTurns(t *testing.T) {
+// Only a few large texts are cut at a time. A large text that gets no slot in time is not cut, and
+// other texts need no slot.
+func TestSlots(t *testing.T) {
 	for range cap(slots) {
 		slots <- struct{}{}
 	}
@@ -103,13 +104,13 @@ func TestTurns(t *testing.T) {
 	slotTimeout = time.Millisecond
 	text := strings.Repeat("payment declined\n", maxUnqueued/16)
 	if _, _, ok := c.Lines(t.Context(), text); ok {
-		t.Error("it does not wait")
+		t.Error("a large text did not wait for a slot")
 	}
 	if _, ok := c.Value(t.Context(), []byte("["+strings.Repeat("1,", maxUnqueued/2)+"1]")); ok {
-		t.Error("JSON does not wait")
+		t.Error("large JSON did not wait for a slot")
 	}
 	if _, _, ok := c.Lines(t.Context(), text[:maxUnqueued/2]); !ok {
-		t.Error("a text that is not large is not cut")
+		t.Error("a small text is not cut")
 	}
 	slotTimeout = usual
 	for range cap(slots) {
@@ -117,7 +118,7 @@ func TestTurns(t *testing.T) {
 	}
 	for range cap(slots) + 1 {
 		if _, _, ok := c.Lines(t.Context(), text); !ok {
-			t.Error("it is not cut when there is room")
+			t.Error("a large text is not cut although a slot is free")
 		}
 	}
 }

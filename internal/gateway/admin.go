@@ -33,7 +33,7 @@ func (g *Gateway) forgetLists(s *upstream.Server) (notified int) {
 	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, catalog.EveryKind...) })
 }
 
-// refresh drops what is cached about a server for the identities that concerns selects, calls
+// refresh drops the cached facts about a server for the identities that concerns selects, calls
 // forget for their links, and notifies these clients.
 func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (notified int) {
 	g.shared.Retained.ToolsChanged(s)
@@ -63,7 +63,7 @@ func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.L
 	g.mu.Unlock()
 	for _, s := range streams {
 		if concerns(s.req.caller.Identity) {
-			s.later(func() { s.announce(changed...) })
+			s.runAsync(func() { s.announce(changed...) })
 			notified++
 		}
 	}

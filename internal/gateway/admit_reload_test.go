@@ -74,7 +74,7 @@ func (headerAuth) CredentialHeaders() []string { return []string{"X-Identity"} }
 
 func (b headerAuth) Fingerprint() string { return b.fingerprint }
 
-func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
+func TestStreamsOfClientsWithoutAccess(t *testing.T) { // A30, A60
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a").hasTools("x")
 		if era == mcp.Modern {
@@ -104,7 +104,7 @@ func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 		goOn := func(names ...string) {
 			t.Helper()
 			if notified := g.Refresh("a"); notified != len(names) {
-				t.Errorf("%d clients were notified, want %v", notified, names)
+				t.Errorf("notified %d clients, want %v", notified, names)
 			}
 			for _, name := range names {
 				streams[name].nextOf("notifications/tools/list_changed")
@@ -112,17 +112,17 @@ func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 		}
 		goOn("ann", "bob", "guest")
 		g.replace(letIn("1", "ann", "bob"), p)
-		streams["guest"].waitEnd() // only a new request can show that it is still admitted
+		streams["guest"].waitEnd() // only a new request can prove that it is still admitted
 		goOn("ann", "bob")
 		g.replace(letIn("1", "ann"), p)
-		streams["bob"].waitEnd() // another client in the configuration
+		streams["bob"].waitEnd() // has another entry in the configuration
 		goOn("ann")
 		g.replace(letIn("2", "ann"), p)
 		streams["ann"].waitEnd()
 	}
 }
 
-func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
+func TestStreamsFollowCurrentRules(t *testing.T) { // A55, A56, A60
 	p := legacyPeer("a").hasTools("x")
 	p.keepStreams()
 	view := func(text string) func(*Config) {
@@ -172,7 +172,7 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 			mcp.ResourceURI("a", "docs://public/1") + `"]`)
 		if got := p.waitFor(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") ||
 			!strings.Contains(got.body, "docs://public/1") {
-			t.Errorf("the server was asked %s", got.body)
+			t.Errorf("the server got %s", got.body)
 		}
 		say(updateOf("docs://secret/1"))
 		say(updateOf("docs://public/1"))
@@ -183,8 +183,8 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 	})
 }
 
-// Answers belong to calls. Answers in listen streams are ignored.
-func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
+// Responses in listen streams are ignored: they belong to calls.
+func TestResponsesOnListenStreams(t *testing.T) { // A54
 	p := legacyPeer("a")
 	say := p.keepStreams()
 	u := newGateway(t, nil, p).legacy(t)
@@ -198,7 +198,7 @@ func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
 	}
 }
 
-func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
+func TestHeldCallsContinueUnchanged(t *testing.T) { // A54
 	p := legacyPeer("a").handle("tools/call", askingTool(1)).handle("prompts/get", askingTool(1)).
 		handle("resources/read", askingTool(1))
 	g := newGateway(t, nil, p)
@@ -222,7 +222,7 @@ func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
 					continue
 				}
 				if s := goOn(other[0], other[1]); strings.Contains(s.body, `"answers"`) || s.code() != jsonrpc.CodeInvalidParams {
-					t.Errorf("%s %s goes on with it: %s", other[0], other[1], s.body)
+					t.Errorf("%s %s continues the call: %s", other[0], other[1], s.body)
 				}
 			}
 			if s := goOn(call[0], call[1]); !strings.Contains(s.body, `"answers"`) {
@@ -232,7 +232,7 @@ func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
 	}
 }
 
-func TestSessionsEndWhereTheyMayNotBeAnyMore(t *testing.T) { // A53, A60
+func TestSessionsEndAtDeniedServers(t *testing.T) { // A53, A60
 	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
 	g := newGateway(t, rulesForAll(), a, b)
 	u := g.legacy(t)
@@ -256,10 +256,13 @@ func (g *testGateway) hostNotes() *testGateway {
 	return g
 }
 
-// gatewayKinds are a gateway with several servers and a transparent one.
-var gatewayKinds = map[string]func(*Config){"of several": nil, "as one": func(c *Config) { c.Naming = mcp.Naming{} }}
+// gatewayKinds are the configurations of a gateway with several servers and of a transparent one.
+var gatewayKinds = map[string]func(*Config){
+	"several servers": nil,
+	"transparent":     func(c *Config) { c.Naming = mcp.Naming{} },
+}
 
-func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
+func TestHostedResourcesAreRenamed(t *testing.T) { // A67, A68
 	contents := func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"contents":[{"uri":"`+a.message.Text(jsonrpc.URI)+
 			`","text":"see x://b"},{"uri":"x://other","text":""}]}`)
@@ -271,7 +274,7 @@ func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
 					u.g.hostNotes()
 					s := u.ask("resources/read", `{"uri":"notes://1"}`)
 					if got := peers[0].waitFor(t, "resources/read", 1).message.Text(jsonrpc.URI); got != "x://1" {
-						t.Errorf("the server was asked for %s", got)
+						t.Errorf("the server got %s", got)
 					}
 					var result struct{ Contents []struct{ URI string } }
 					_ = json.Unmarshal(s.Result, &result)
@@ -284,7 +287,7 @@ func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
 	}
 }
 
-func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
+func TestUpdatesOfHostedResources(t *testing.T) { // A67, A68
 	for name, configure := range gatewayKinds {
 		t.Run(name+": resources/subscribe", func(t *testing.T) {
 			p := legacyPeer("a")
@@ -296,7 +299,7 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 				t.Fatalf("got %s", s.body)
 			}
 			if got := p.waitFor(t, "resources/subscribe", 1).message.Text(jsonrpc.URI); got != "x://1" {
-				t.Errorf("the server was asked for %s", got)
+				t.Errorf("the server got %s", got)
 			}
 			say(updateOf("x://1"))
 			if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, `"uri":"notes://1"`) {
@@ -309,7 +312,7 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 			u := newGateway(t, configure, p).hostNotes().modern(t)
 			stream := u.openStream(`,"resourceSubscriptions":["notes://1"]`)
 			if got := p.waitFor(t, mcp.MethodListen, 1); !strings.Contains(got.body, `"x://1"`) {
-				t.Fatalf("the server was asked %s", got.body)
+				t.Fatalf("the server got %s", got.body)
 			}
 			say(updateOf("x://1"))
 			if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, `"uri":"notes://1"`) {
@@ -319,7 +322,7 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 	}
 }
 
-func TestRequestsThatWantNoAnswerGoNowhere(t *testing.T) { // A54, A58
+func TestRequestsWithoutIDsAreNotForwarded(t *testing.T) { // A54, A58
 	a, b := legacyPeer("a"), legacyPeer("b")
 	u := newGateway(t, nil, a, b).legacy(t)
 	for method, params := range map[string]string{
@@ -338,7 +341,7 @@ func TestRequestsThatWantNoAnswerGoNowhere(t *testing.T) { // A54, A58
 	b.waitFor(t, "notifications/vendor", 1)
 }
 
-func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
+func TestHeldCallsContinueTheirToolOnly(t *testing.T) { // A54, A60
 	p := legacyPeer("a").hasTools("x", "y").handle("tools/call", askingTool(1))
 	discovery := func(c *Config) { c.Discovery = true }
 	for name, tt := range map[string]struct{ by, other string }{
@@ -353,10 +356,10 @@ func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
 			taken := fmt.Sprintf(`,"inputResponses":{%q:{"action":"accept"}},"requestState":%q}`, key, in.RequestState)
 			if s := u.ask("tools/call", `{`+tt.other+taken); s.code() != jsonrpc.CodeInvalidParams ||
 				strings.Contains(s.body, `"answers"`) {
-				t.Errorf("as another tool: %s", s.body)
+				t.Errorf("another tool: %s", s.body)
 			}
 			if s := u.ask("tools/call", `{`+tt.by+taken); !strings.Contains(string(s.Result), `"answers"`) {
-				t.Errorf("as the same: %s", s.body)
+				t.Errorf("same tool: %s", s.body)
 			}
 		})
 	}

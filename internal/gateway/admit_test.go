@@ -49,15 +49,15 @@ func oneRequest(c *Config) {
 	c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
 }
 
-// targetOf sends a request twice, to a gateway that admits one. It returns the answer to the first,
-// and the target of the refused second. Each request must be admitted once.
+// targetOf sends a request twice to a gateway that admits one. It returns the response to the first
+// request and the target of the refused second one. Each request must be counted once.
 func (u *testClient) targetOf(method, params string) (reply, mcp.Target) {
 	u.t.Helper()
 	tally, observer := u.g.Usage.Tally(access.Anonymous), u.g.config.Observer.(*recorder)
 	before := tally.Requests.Load()
 	first := u.ask(method, params)
 	if n := tally.Requests.Load() - before; n != 1 {
-		u.t.Errorf("asked %d times whether the request is admitted, want 1", n)
+		u.t.Errorf("the request was counted %d times, want 1", n)
 	}
 	if denials := observer.takeDenials(); len(denials) > 0 {
 		u.t.Fatalf("denied: %+v", denials)
@@ -69,7 +69,7 @@ func (u *testClient) targetOf(method, params string) (reply, mcp.Target) {
 		u.t.Fatalf("over the limit: got %d %s, denied %+v", second.status, second.body, denials)
 	}
 	if n := tally.Requests.Load() - before; n != 2 {
-		u.t.Errorf("asked %d times whether two requests are admitted", n)
+		u.t.Errorf("two requests were counted %d times", n)
 	}
 	return first, denials[0].Target
 }
@@ -82,7 +82,7 @@ func guardedPeers() []*fakeServer {
 	return []*fakeServer{a, newPeer("b").hasTools("y")}
 }
 
-func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
+func TestEachRequestIsAdmittedOnce(t *testing.T) { // A53 to A55, A63 to A65
 	proxy := mcp.ResourceURI("a", "r://1")
 	tests := []struct {
 		name, method, params string
@@ -90,19 +90,19 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 	}{
 		{"a tool", "tools/call", `{"name":"a::x"}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
 		{"a tool by an alias", "tools/call", `{"name":"alias::x"}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
-		{"a tool that is spelled with escapes", "tools/call", `{"name":"a:\u003ax"}`,
+		{"a tool with escapes in its name", "tools/call", `{"name":"a:\u003ax"}`,
 			mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
-		{"a tool of no server", "tools/call", `{"name":"c::x"}`, mcp.Target{}},
+		{"a tool of an unknown server", "tools/call", `{"name":"c::x"}`, mcp.Target{}},
 		{"a tool without a name", "tools/call", `{"name":5}`, mcp.Target{}},
 		{"a prompt", "prompts/get", `{"name":"a::p"}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
 		{"a resource", "resources/read", `{"uri":"` + proxy + `"}`,
 			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a resource by the URI of its server", "resources/read", `{"uri":"r://1"}`, mcp.Target{}},
-		{"a resource of no server", "resources/read", `{"uri":"r://2"}`, mcp.Target{}},
-		{"what completes an argument of a prompt", "completion/complete",
+		{"a resource of an unknown server", "resources/read", `{"uri":"r://2"}`, mcp.Target{}},
+		{"completion of a prompt argument", "completion/complete",
 			`{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`,
 			mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
-		{"what completes a URI", "completion/complete",
+		{"completion of a URI", "completion/complete",
 			`{"ref":{"type":"ref/resource","uri":"` + proxy + `"},"argument":{"name":"n","value":""}}`,
 			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a task", "tasks/get", `{"taskId":"a::1"}`, mcp.Target{Server: "a", Kind: mcp.Other}},
@@ -111,9 +111,9 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 		{"an unknown method", "no/such", `{}`, mcp.Target{}},
 		{"a search for tools", "tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`,
 			mcp.Target{Kind: mcp.Tool, Name: "search_tools"}},
-		{"a tool that was searched for", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`,
+		{"a tool by call_tool", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`,
 			mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
-		{"a tool that was searched for, of no server", "tools/call", `{"name":"call_tool","arguments":{"name":"unknown"}}`,
+		{"an unknown tool by call_tool", "tools/call", `{"name":"call_tool","arguments":{"name":"unknown"}}`,
 			mcp.Target{Kind: mcp.Tool, Name: "call_tool"}},
 		{"a subscription", "resources/subscribe", `{"uri":"` + proxy + `"}`,
 			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
@@ -132,21 +132,21 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 				g := newGateway(t, func(c *Config) {
 					oneRequest(c)
 					c.Servers[0].Aliases = []string{"alias"}
-					c.Discovery = strings.Contains(test.name, "search")
+					c.Discovery = strings.Contains(test.params, "_tool")
 				}, peers...)
 				u := g.user(t, era)
 				if era == mcp.Legacy {
 					u.connect()
 				}
 				if _, got := u.targetOf(test.method, test.params); got != test.want {
-					t.Errorf("asked about %+v", got)
+					t.Errorf("checked %+v", got)
 				}
 			})
 		}
 	}
 }
 
-func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
+func TestRefusedRequestsDoNotReachServers(t *testing.T) { // A53
 	configure := rulesForAll("allow a::other", "deny a::*") // so that the client may see the server
 	both(t, configure, guardedPeers, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		for method, params := range map[string]string{
@@ -167,7 +167,7 @@ func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
 	})
 }
 
-func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
+func TestDeniedServersAreHidden(t *testing.T) { // A53, A57
 	configure := func(c *Config) {
 		c.Clients = []*access.Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("deny a::*")}}
 	}
@@ -198,7 +198,7 @@ func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 	})
 }
 
-func TestListsAreAskedForAgain(t *testing.T) {
+func TestListsAreRequestedAgain(t *testing.T) {
 	view := func(text string) func(*Config) {
 		return func(c *Config) { c.Clients = []*access.Client{{Name: "*", View: text}} }
 	}
@@ -212,7 +212,7 @@ func TestListsAreAskedForAgain(t *testing.T) {
 	g.replace(view("one"), p)
 	list()
 	if n := p.count("tools/list"); n != 1 {
-		t.Fatalf("the list was asked for %d times", n)
+		t.Fatalf("the list was requested %d times", n)
 	}
 	g.replace(view("another"), p)
 	if list(); p.count("tools/list") != 2 {
@@ -220,7 +220,7 @@ func TestListsAreAskedForAgain(t *testing.T) {
 	}
 	g.Refresh("a")
 	if p.count("tools/list") != 2 {
-		t.Error("a refresh alone asks for nothing")
+		t.Error("the refresh itself requested a list")
 	}
 	if list(); p.count("tools/list") != 3 {
 		t.Error("the list was not requested again after a refresh")
@@ -230,7 +230,7 @@ func TestListsAreAskedForAgain(t *testing.T) {
 	}
 }
 
-func TestRefreshTellsWhoListens(t *testing.T) { // A73
+func TestRefreshNotifiesListeners(t *testing.T) { // A73
 	p := legacyPeer("a").hasTools("x")
 	p.capabilities = `{"tools":{}}`
 	g := newGateway(t, nil, p)
@@ -248,7 +248,7 @@ func TestRefreshTellsWhoListens(t *testing.T) { // A73
 	}
 }
 
-func TestNotificationsGoWhereTheyBelong(t *testing.T) { // A58
+func TestNotificationsReachTheirServer(t *testing.T) { // A58
 	a, b := legacyPeer("a"), legacyPeer("b")
 	configure := func(c *Config) {
 		c.NotificationRoutes = []NotificationRoute{{Method: "vendor/one", Servers: []string{"b"}}}
@@ -260,21 +260,21 @@ func TestNotificationsGoWhereTheyBelong(t *testing.T) { // A58
 	b.waitFor(t, "vendor/all", 1)
 	b.waitFor(t, "vendor/one", 1)
 	if a.count("vendor/one") != 0 {
-		t.Error("it went to another server, too")
+		t.Error("the notification reached another server")
 	}
 }
 
-func TestHostedResourcesLeadToServers(t *testing.T) { // A67, A69
+func TestHostedResourcesTargetServers(t *testing.T) { // A67, A69
 	p := legacyPeer("a").handle("resources/read", nil)
 	p.capabilities = `{"resources":{}}`
 	g := newGateway(t, oneRequest, p)
 	g.hostTemplate("notes://{name}", "r://{name}")
 	if _, got := g.legacy(t).targetOf("resources/read", `{"uri":"notes://1"}`); got != (mcp.Target{Server: "a",
 		Kind: mcp.Resource, Name: "r://1"}) {
-		t.Errorf("asked about %+v", got)
+		t.Errorf("checked %+v", got)
 	}
 	if got := p.waitFor(t, "resources/read", 1); got.message.Text(jsonrpc.URI) != "r://1" {
-		t.Errorf("the server was asked for %s", got.message.Raw)
+		t.Errorf("the server got %s", got.message.Raw)
 	}
 }
 
@@ -287,7 +287,7 @@ func (g *testGateway) hostTemplate(uriTemplate, uri string) {
 	}
 }
 
-func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
+func TestTasksNeedFullAccess(t *testing.T) { // A53, A54
 	begin := func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"task":{"taskId":"`+a.Header.Get("X-Identity")+`","status":"working"}}`)
 	}
@@ -307,7 +307,7 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 		u.connect()
 		for _, p := range peers {
 			if s := u.ask("tools/call", `{"name":"`+p.name+`::x","task":{}}`); !strings.Contains(s.body, p.name+"::"+identity) {
-				t.Errorf("%s begins no task at %s: %s", identity, p.name, s.body)
+				t.Errorf("%s cannot begin a task at %s: %s", identity, p.name, s.body)
 			}
 		}
 		before := peers[0].count("tasks/list")
@@ -315,7 +315,7 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 			t.Errorf("%s was notified of %v", identity, got)
 		}
 		if asked := peers[0].count("tasks/list") > before; asked != (len(want) == 2) {
-			t.Errorf("%s: server a got a request: %t", identity, asked)
+			t.Errorf("%s: request to server a: %t", identity, asked)
 		}
 	}
 }

@@ -34,7 +34,7 @@ func (u *testClient) callRefused(p *fakeServer, tool, symbol string) {
 		u.t.Errorf("%s: got %d %s, want %s", tool, got.status, got.body, symbol)
 	}
 	if n := p.count("tools/call"); n != before {
-		u.t.Errorf("%s: the server has got the call", tool)
+		u.t.Errorf("%s: the server got the call", tool)
 	}
 }
 
@@ -56,14 +56,14 @@ func TestCallsBeforeAnyList(t *testing.T) {
 		u.callRefused(p, "unlisted", "acl_denied")
 		u.callRefused(p, "", "acl_denied")
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("it was asked for its tools %d times, want 1", n)
+			t.Errorf("the server got %d requests for its tools, want 1", n)
 		}
 		u.callReaches(p, "read")
 	})
 }
 
 // Of many concurrent calls, one requests the list. If it is canceled, another one does.
-func TestOneCallAsksForAnnotations(t *testing.T) {
+func TestOneCallRequestsAnnotations(t *testing.T) {
 	const calls = 100
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
@@ -99,14 +99,15 @@ func TestOneCallAsksForAnnotations(t *testing.T) {
 			close(waiting)
 			calling.Wait()
 			if n := p.count("tools/list"); n != 2 {
-				t.Errorf("the server was asked for its tools %d times, want 2", n)
+				t.Errorf("the server got %d requests for its tools, want 2", n)
 			}
 		})
 	}
 }
 
-// Without a list, calls are refused. A server that fails is not asked again for a while.
-func TestAnnotationsThatCannotBeHad(t *testing.T) {
+// Without a list, calls are refused. After a failure, the gateway waits before it requests the list
+// again.
+func TestAnnotationsThatCannotBeListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasAnnotatedTools()
 		list := p.on["tools/list"]
@@ -120,7 +121,7 @@ func TestAnnotationsThatCannotBeHad(t *testing.T) {
 			u.callRefused(p, "read", "server_error")
 		}
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("the server was asked for its tools %d times, want 1", n)
+			t.Errorf("the server got %d requests for its tools, want 1", n)
 		}
 		p.handle("tools/list", list)
 		time.Sleep(5 * time.Second)
@@ -159,7 +160,7 @@ func TestAnnotationsChange(t *testing.T) {
 }
 
 // A list-changed notification during a list request does not invalidate that list.
-func TestToolsThatChangeWhileTheyAreListed(t *testing.T) {
+func TestToolsThatChangeDuringAList(t *testing.T) {
 	p := legacyPeer("a").hasAnnotatedTools()
 	say, list := p.keepStreams(), p.on["tools/list"]
 	u := newGateway(t, rulesForAll("deny destructive"), p).legacy(t)
@@ -175,8 +176,8 @@ func TestToolsThatChangeWhileTheyAreListed(t *testing.T) {
 	u.callRefused(p, "unlisted", "acl_denied")
 }
 
-// Lists show the annotations that calls are decided by.
-func TestListsAreTheLatestAnnotations(t *testing.T) {
+// Calls are decided by the annotations that lists show.
+func TestListsUpdateAnnotations(t *testing.T) {
 	p := modernPeer("a").hasAnnotatedTools()
 	u := newGateway(t, rulesForAll("deny destructive"), p).modern(t)
 	u.callReaches(p, "read")
@@ -234,7 +235,8 @@ func TestAnnotationsOutliveRules(t *testing.T) {
 	u.callRefused(p, "write", "acl_denied")
 }
 
-// If there is no room for all annotations, a tool does not count as having none.
+// If not all annotations fit in the limit, a tool without stored annotations is refused. It is not
+// treated as a tool without hints.
 func TestNoRoomForAnnotations(t *testing.T) {
 	p := legacyPeer("a")
 	var tools []string
@@ -254,7 +256,7 @@ func TestNoRoomForAnnotations(t *testing.T) {
 		t.Errorf("got %v", symbols)
 	}
 	if calls := p.count("tools/call"); calls != 0 {
-		t.Errorf("%d calls were let through", calls)
+		t.Errorf("%d calls reached the server", calls)
 	}
 }
 
@@ -269,7 +271,7 @@ func TestLimitsBeforeAnnotations(t *testing.T) {
 	u.ask("prompts/list", "") // uses up the limit
 	u.callRefused(p, "read", "rate_limited")
 	if n := p.count("tools/list"); n != 0 {
-		t.Errorf("it was asked for its tools %d times", n)
+		t.Errorf("the server got %d requests for its tools", n)
 	}
 }
 
@@ -301,7 +303,7 @@ func TestAnnotationsInPages(t *testing.T) {
 
 // The original of a result can be recovered as long as the call is allowed, even if the tools were
 // not listed since.
-func TestAnnotationsOfWhatIsKept(t *testing.T) {
+func TestAnnotationsOfOriginals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasList("tools/list", "tools", annotated("x", "readOnlyHint"))
 		p.capabilities = `{"tools":{},"tasks":{"list":{},"requests":{"tools":{"call":{}}}}}`
@@ -332,18 +334,18 @@ func TestAnnotationsOfWhatIsKept(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 		if got := u.ask("tasks/get", `{"taskId":"a::1"}`); got.Result == nil {
-			t.Errorf("the task: got %s", got.body)
+			t.Errorf("task: got %s", got.body)
 		}
 		if got := original(); !strings.Contains(got, "all of it") {
-			t.Errorf("the original: got %s", got)
+			t.Errorf("original: got %s", got)
 		}
 		time.Sleep(2 * time.Minute)
 		g.replace(configure("deny read_only"), p)
 		if got := u.ask("tasks/get", `{"taskId":"a::1"}`); got.Error == nil {
-			t.Errorf("the task of a tool that is denied now: got %s", got.body)
+			t.Errorf("task of a denied tool: got %s", got.body)
 		}
 		if got := original(); strings.Contains(got, "all of it") {
-			t.Errorf("the original of a tool that is denied now: got %s", got)
+			t.Errorf("original of a denied tool: got %s", got)
 		}
 	})
 }

@@ -42,7 +42,7 @@ func (u *testClient) read(uri string) (owner, shown string, s reply) {
 func (u *testClient) readsFrom(uri, owner string) {
 	u.t.Helper()
 	if got, shown, s := u.read(uri); got != owner || shown != uri {
-		u.t.Errorf("%s: %q has it, called %s, want %q: %s", uri, got, shown, owner, s.body)
+		u.t.Errorf("%s: read from %q as %s, want %q: %s", uri, got, shown, owner, s.body)
 	}
 }
 
@@ -61,7 +61,7 @@ func uiOf(t *testing.T, s reply, tool string) string {
 		uris[uri] = true
 	}
 	if len(uris) != 1 {
-		t.Fatalf("%s names several: %v", tool, uris)
+		t.Fatalf("%s has several UI resources: %v", tool, uris)
 	}
 	return uri
 }
@@ -81,7 +81,7 @@ func TestUIResourcesAreReadByTheirOwnURIs(t *testing.T) {
 		u.readsFrom(uri, "a")
 		u.readsFrom("ui://c/x", "c")
 		if n := peers[1].count("tools/list") + peers[1].count("resources/list"); n != asked {
-			t.Errorf("asked %d times more for a URI that the client has from a list", n-asked)
+			t.Errorf("a URI from a list caused %d more list requests", n-asked)
 		}
 		u.readsFrom(mcp.UIResourceURI("b", "ui://not/listed"), "b")
 		if owner, _, s := u.read("ui://b/guessed"); owner != "" || s.code() != jsonrpc.CodeInvalidParams {
@@ -93,7 +93,7 @@ func TestUIResourcesAreReadByTheirOwnURIs(t *testing.T) {
 	})
 }
 
-func TestServersWithTheSameUIResourceStayApart(t *testing.T) {
+func TestServersWithTheSameUIResource(t *testing.T) {
 	const uri = "ui://app/x.html"
 	both(t, nil, func() []*fakeServer {
 		return []*fakeServer{uiServer("a", uri), uiServer("b", uri), uiServer("c", "ui://c/x")}
@@ -122,7 +122,7 @@ func TestServersWithTheSameUIResourceStayApart(t *testing.T) {
 	})
 }
 
-func TestAServerThatComesLaterDoesNotTakeAUIResource(t *testing.T) {
+func TestLaterServersDoNotTakeUIResources(t *testing.T) {
 	const uri = "ui://app/x.html"
 	both(t, nil, func() []*fakeServer { return []*fakeServer{uiServer("a", uri), withReadableResources(newPeer("b"))} },
 		func(t *testing.T, u *testClient, peers []*fakeServer) {
@@ -136,7 +136,7 @@ func TestAServerThatComesLaterDoesNotTakeAUIResource(t *testing.T) {
 		})
 }
 
-func TestDescribedToolsSayWhoseTheirUIResourceIs(t *testing.T) {
+func TestDescribedToolsNameTheirUIResource(t *testing.T) {
 	const uri = "ui://app/x.html"
 	configure := func(c *Config) { c.Discovery = true }
 	both(t, configure, func() []*fakeServer { return []*fakeServer{uiServer("a", uri), uiServer("b", uri)} },
@@ -149,7 +149,7 @@ func TestDescribedToolsSayWhoseTheirUIResourceIs(t *testing.T) {
 }
 
 // A URI of a server that looks like one of the gateway still belongs to that server.
-func TestUIResourcesCannotPassForThoseOfOthers(t *testing.T) {
+func TestUIResourcesCannotImitateOthers(t *testing.T) {
 	uri := mcp.UIResourceURI("b", "ui://secret")
 	both(t, nil, func() []*fakeServer { return []*fakeServer{uiServer("a", uri), withReadableResources(newPeer("b"))} },
 		func(t *testing.T, u *testClient, _ []*fakeServer) {
@@ -240,7 +240,7 @@ func TestRulesApplyToResourcesByTheirOwnURIs(t *testing.T) {
 		u := newGateway(t, oneRequest, p, modernPeer("b")).modern(t)
 		u.targetOf("resources/read", `{"uri":"`+uri+`"}`)
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("asked %d times for a list, want 1: the second request is over the limit", n)
+			t.Errorf("%d list requests, want 1: the second request is over the limit", n)
 		}
 	})
 }
@@ -278,14 +278,14 @@ func TestResultsNameUIResourcesOfTheirServer(t *testing.T) {
 		peers[0].handle("tools/list", uiServer("a", uri).on["tools/list"])
 		u.ask("tools/list", "")
 		if ui, _, _ = called(); ui == uri {
-			t.Errorf("got %s, which two servers have", ui)
+			t.Errorf("got %s, which is ambiguous", ui)
 		}
 		u.readsFrom(ui, "b")
 	})
 }
 
-// An answer keeps the server's own URI, however it is escaped.
-func TestAnswersByTheServersURIStayAsTheyAre(t *testing.T) {
+// The response to a request by the server's own URI is not rewritten, however its URI is escaped.
+func TestResponsesByOwnURIAreUnchanged(t *testing.T) {
 	const result = `{ "contents":[{"uri":"ui:\/\/app\/x.html","text":"\u0041"}]}`
 	p := legacyPeer("a").hasList("tools/list", "tools", `{"name":"show","_meta":{"ui/resourceUri":"ui://app/x.html"}}`)
 	p.handle("resources/read", func(w http.ResponseWriter, a *incoming) { a.reply(w, result) })
@@ -350,7 +350,7 @@ func TestSubscriptionsByTheURIsOfServers(t *testing.T) {
 			t.Errorf("got %s", e.data)
 		}
 		if n := p.count("resources/list"); n != 1 || p.count("tools/list") != 0 {
-			t.Errorf("asked %d times for a list, want 1", n)
+			t.Errorf("%d list requests, want 1", n)
 		}
 		say(updated)
 		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, `"uri":"`+uri+`"`) {
@@ -377,9 +377,9 @@ func TestTemplatesAreCompletedByTheirOwnURIs(t *testing.T) {
 	})
 }
 
-// Matching templates is bounded: servers can have expensive templates, and clients can name many
-// URIs at once.
-func TestTemplatesAreNotMatchedForEver(t *testing.T) {
+// The cost of matching templates is limited, because servers can have expensive templates and
+// clients can name many URIs at once.
+func TestTemplateMatchingIsLimited(t *testing.T) {
 	list := &catalog.List{Names: []string{mcp.TemplateURI("a", "x://{y}")}}
 	s := new(ownerSearch)
 	for range 10 {
@@ -388,10 +388,10 @@ func TestTemplatesAreNotMatchedForEver(t *testing.T) {
 		}
 	}
 	if spent := s.steps; s.matchesTemplate(list, "y://1") || s.steps != spent {
-		t.Error("a template that begins otherwise has a cost")
+		t.Error("a template with another prefix costs steps")
 	}
 	s.steps = maxSteps
 	if s.matchesTemplate(list, "x://1") || !s.matchesTemplate(list, "x://{y}") {
-		t.Error("a template is matched beyond the limit, or not found by itself")
+		t.Error("a template was matched beyond the limit, or was not found by its own text")
 	}
 }

@@ -20,7 +20,7 @@ import (
 type audience struct {
 	key          string
 	identity     string        // of all its clients
-	owner        string        // owner of what is kept, for quotas
+	owner        string        // whose quota the audience counts against
 	introduction *introduction // of all its clients
 	size         int64
 
@@ -34,7 +34,7 @@ func (a *audience) profile(id string) *profile {
 	defer a.mu.Unlock()
 	p := a.profiles[id]
 	if p == nil {
-		p = &profile{asking: make(chan struct{}, 1)}
+		p = &profile{fetching: make(chan struct{}, 1)}
 		a.profiles[id] = p
 	}
 	return p
@@ -42,13 +42,13 @@ func (a *audience) profile(id string) *profile {
 
 // A profile is what an audience knows about a server.
 type profile struct {
-	asking chan struct{} // holds one token: its holder sends the request
-	lists  catalog.Cache
+	fetching chan struct{} // holds one token, for the client that requests the info
+	lists    catalog.Cache
 
 	mu            sync.Mutex
 	info          *serverInfo      // nil if unknown
 	failure       *jsonrpc.Failure // of the last failed attempt
-	asked         time.Time        // when that attempt ended
+	failedAt      time.Time        // when it failed
 	readers       int              // streams with a listener for the server
 	listeningLink *link            // of the last client that started to listen; nil if no client listens
 	missing       bool             // clients got responses without this server
@@ -112,12 +112,12 @@ type serverInfo struct {
 	learned                    time.Time
 }
 
-// abilities returns what the server can do, nothing if a is nil.
-func (a *serverInfo) abilities() mcp.Abilities {
-	if a == nil {
+// abilities returns what the server can do, none if info is nil.
+func (info *serverInfo) abilities() mcp.Abilities {
+	if info == nil {
 		return 0
 	}
-	return a.can
+	return info.can
 }
 
 // freshInfo returns the server's info, nil if it must be requested again. It stays fresh while a
@@ -172,8 +172,8 @@ func (p *profile) getInfo(sc scope, c *client, s *upstream.Server) (*serverInfo,
 	}
 	began := time.Now()
 	select {
-	case p.asking <- struct{}{}:
-		defer func() { <-p.asking }()
+	case p.fetching <- struct{}{}:
+		defer func() { <-p.fetching }()
 	case <-sc.ctx.Done():
 		return nil, jsonrpc.Timeout(s.Name)
 	}
@@ -190,26 +190,26 @@ func (p *profile) getInfo(sc scope, c *client, s *upstream.Server) (*serverInfo,
 	}
 	if sc.ctx.Err() == nil {
 		p.mu.Lock()
-		p.failure, p.asked = failure, time.Now()
+		p.failure, p.failedAt = failure, time.Now()
 		p.mu.Unlock()
 	}
 	return nil, failure
 }
 
-// failedSince returns the failure of the last attempt, nil if that ended before a time.
+// failedSince returns the failure of the last attempt, nil if it failed before began.
 func (p *profile) failedSince(began time.Time) *jsonrpc.Failure {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asked.Before(began) {
+	if p.failedAt.Before(began) {
 		return nil
 	}
 	return p.failure
 }
 
-// audiences are all audiences that are remembered.
+// audiences has the audiences with recent requests or open streams.
 type audiences struct {
-	mu   sync.Mutex
-	kept *quota.Cache[string, *audience]
+	mu    sync.Mutex
+	cache *quota.Cache[string, *audience]
 }
 
 const (
@@ -220,18 +220,18 @@ const (
 	maxAudiences, profileSize = 64 << 20, 1 << 10
 )
 
-var keptAudiences = quota.NewKind("audiences")
+var audiencesQuota = quota.NewKind("audiences")
 
 func newAudiences() *audiences {
 	limits := quota.Limits{Bytes: maxAudiences}
-	return &audiences{kept: quota.NewCache[string, *audience](keptAudiences, limits, audienceTime, nil)}
+	return &audiences{cache: quota.NewCache[string, *audience](audiencesQuota, limits, audienceTime, nil)}
 }
 
 // close forgets all audiences and keeps no new ones.
 func (all *audiences) close() {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	all.kept.Close()
+	all.cache.Close()
 }
 
 // audience returns the audience of a client and renews it.
@@ -239,13 +239,13 @@ func (g *Gateway) audience(c *client) *audience {
 	all := g.audiences
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	a, ok := all.kept.Get(c.audience)
+	a, ok := all.cache.Get(c.audience)
 	if !ok {
 		a = &audience{key: c.audience, identity: c.identity, owner: c.owner, introduction: c.introduction,
 			profiles: map[string]*profile{}}
 	}
 	a.size = int64(profileSize*len(g.config.Servers)) + int64(c.introduction.size())
-	all.kept.Put(a.owner, c.audience, a, a.size)
+	all.cache.Put(a.owner, c.audience, a, a.size)
 	return a
 }
 
@@ -253,7 +253,7 @@ func (g *Gateway) audience(c *client) *audience {
 func (all *audiences) each(f func(*audience)) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	for _, a := range all.kept.All {
+	for _, a := range all.cache.All {
 		f(a)
 	}
 }
@@ -264,17 +264,17 @@ func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for key := range listening {
-		if a, ok := all.kept.Get(key); ok {
-			all.kept.Put(a.owner, key, a, a.size)
+		if a, ok := all.cache.Get(key); ok {
+			all.cache.Put(a.owner, key, a, a.size)
 		}
 	}
-	all.kept.Expire()
-	for _, a := range all.kept.All {
+	all.cache.Expire()
+	for _, a := range all.cache.All {
 		a.mu.Lock()
 		maps.DeleteFunc(a.profiles, func(id string, _ *profile) bool { return !servers[id] })
 		a.mu.Unlock()
 	}
-	return all.kept.Len()
+	return all.cache.Len()
 }
 
 // profile returns what the audience of a client knows about a server, by server ID.

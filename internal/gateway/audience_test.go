@@ -18,8 +18,8 @@ import (
 // initialized returns the number of sessions begun with the server.
 func (p *fakeServer) initialized() int { return p.count("initialize") }
 
-// Clients of an audience share what servers say. A client gets its own session with a server when
-// it needs one (A3, A4).
+// Clients of an audience share the information of servers. A client gets its own session with a
+// server when it needs one (A3, A4).
 func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
 	a.instructions, b.instructions = "use a", "use b"
@@ -27,11 +27,11 @@ func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 	first := g.legacy(t)
 	want := []string{"a::x", "b::y"}
 	if got := names(t, first.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
-		t.Fatalf("the first client got %v", got)
+		t.Fatalf("first client: got %v", got)
 	}
 	second := g.legacy(t)
 	if string(second.hello.Result) != string(first.hello.Result) {
-		t.Errorf("got %s, the first client %s", second.hello.Result, first.hello.Result)
+		t.Errorf("got %s, want %s as the first client", second.hello.Result, first.hello.Result)
 	}
 	if got := names(t, second.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 		t.Errorf("got %v", got)
@@ -56,12 +56,12 @@ func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 	second.notify("x/anything", "")
 	b.waitFor(t, "x/anything", 1)
 	if b.initialized() != 2 {
-		t.Errorf("%d sessions with b", b.initialized())
+		t.Errorf("got %d sessions with b", b.initialized())
 	}
 }
 
 // Of concurrent clients, one connects to the servers.
-func TestOneClientAsksForAll(t *testing.T) {
+func TestOneClientConnectsForAll(t *testing.T) {
 	const clients = 8
 	p := legacyPeer("a")
 	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
@@ -87,8 +87,8 @@ func TestOneClientAsksForAll(t *testing.T) {
 	}
 }
 
-// If the client that connects gives up, another one connects.
-func TestOneThatAsksForAllGivesUp(t *testing.T) {
+// If the client that connects disconnects, another one connects.
+func TestConnectingClientDisconnects(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	blocked := make(chan struct{})
 	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
@@ -139,8 +139,8 @@ func TestAudiences(t *testing.T) {
 		want     string
 		sessions int
 	}{
-		{"a client", func(*testClient) {}, "prompts", 1},
-		{"the same", func(*testClient) {}, "prompts", 1},
+		{"first client", func(*testClient) {}, "prompts", 1},
+		{"same client", func(*testClient) {}, "prompts", 1},
 		{"with fewer capabilities", func(u *testClient) { u.capabilities = "{}" }, "", 2},
 		{"another identity", func(u *testClient) { u.identity = "ann" }, "prompts", 3},
 		{"another account", func(u *testClient) { u.header.Set("X-Api-Key", "1") }, "prompts", 4},
@@ -159,7 +159,7 @@ func TestAudiences(t *testing.T) {
 
 // A client that sends other credentials than at the start of its session leaves its audience: its
 // lists are not shared, in either direction.
-func TestCredentialsThatComeLater(t *testing.T) {
+func TestLateCredentials(t *testing.T) {
 	p := legacyPeer("a")
 	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		more := ""
@@ -195,7 +195,7 @@ func TestCredentialsThatComeLater(t *testing.T) {
 	late := g.legacy(t)
 	late.header.Set("Authorization", "Bearer s3cret")
 	if got := list(late); !slices.Equal(got, all) {
-		t.Errorf("with credentials that came after a list was known: got %v", got)
+		t.Errorf("with credentials after the list was cached: got %v", got)
 	}
 }
 
@@ -228,7 +228,7 @@ func TestListsOfUsedSessions(t *testing.T) {
 	}
 	second.call("a::enable")
 	if n := count(second); n != 2 {
-		t.Errorf("the client that has enabled tools sees %d", n)
+		t.Errorf("the client that enabled tools sees %d", n)
 	}
 	if n := count(first); n != 1 {
 		t.Errorf("another client sees %d", n)
@@ -238,8 +238,9 @@ func TestListsOfUsedSessions(t *testing.T) {
 	}
 }
 
-// Fake time: the info of a server expires, and is invalid after the server fails or changes.
-func TestServersAreAskedAgain(t *testing.T) {
+// Fake time: the info of a server expires. It also becomes invalid when the server fails or
+// changes.
+func TestServerInfoExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		g := newInMemory(t, nil, p)
@@ -262,30 +263,30 @@ func TestServersAreAskedAgain(t *testing.T) {
 		newcomer()
 		asked(2, 3)
 		p.hasTools("y")
-		p.forget() // as after a restart
+		p.forget() // like a restart
 		if got := newcomer(); !slices.Equal(got, []string{"a::x"}) {
-			t.Errorf("before it shows: %v", got)
+			t.Errorf("before the gateway notices: %v", got)
 		}
 		first.call("a::x")
 		if got := newcomer(); !slices.Equal(got, []string{"a::y"}) {
-			t.Errorf("after it has shown: %v", got)
+			t.Errorf("after the gateway noticed: %v", got)
 		}
 		p.down.Store(true)
 		first.call("a::x")
 		time.Sleep(catalog.UnchangedTime)
 		if got := newcomer(); len(got) != 0 {
-			t.Errorf("a server that is down has %v", got)
+			t.Errorf("server down: %v", got)
 		}
 		p.down.Store(false)
 		time.Sleep(time.Minute)
 		if got := newcomer(); !slices.Equal(got, []string{"a::y"}) {
-			t.Errorf("a server that is back has %v", got)
+			t.Errorf("server back: %v", got)
 		}
 	})
 }
 
-// Sessions that another process may continue begin at once, because the session id must carry them.
-func TestSessionsThatIDsCarry(t *testing.T) {
+// The session id must carry sessions that another process may continue, so these begin at once.
+func TestSessionsInSessionIDs(t *testing.T) {
 	with, without, child := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
 	without.sessions = false
 	resumable := func(c *Config) { c.Resumable, c.Servers[2].ChildrenOnly = true, true }
@@ -293,12 +294,12 @@ func TestSessionsThatIDsCarry(t *testing.T) {
 	g.legacy(t)
 	second := g.legacy(t)
 	if with.initialized() != 2 || without.initialized() != 1 || child.initialized() != 1 {
-		t.Errorf("%d, %d and %d sessions", with.initialized(), without.initialized(), child.initialized())
+		t.Errorf("got %d, %d and %d sessions", with.initialized(), without.initialized(), child.initialized())
 	}
 	elsewhere := second.atGateway(newGateway(t, resumable, with, without, child))
 	elsewhere.call("a::x")
 	if got := with.waitFor(t, "tools/call", 1); got.session != "a-session-2" {
-		t.Errorf("another process has called in %s", got.session)
+		t.Errorf("another process called in %s", got.session)
 	}
 	for _, name := range []string{"b::x", "c::x"} {
 		if s := elsewhere.call(name); s.Error != nil {
@@ -307,9 +308,9 @@ func TestSessionsThatIDsCarry(t *testing.T) {
 	}
 }
 
-// Fake time: a session with a server that the session id does not carry is kept as long as the
-// client may come back.
-func TestSessionsThatIDsDoNotCarry(t *testing.T) {
+// Fake time: a session with a server that the session id does not carry stays as long as the client
+// may return.
+func TestSessionsOutsideOfSessionIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		g := newInMemory(t, nil, p)
@@ -335,5 +336,5 @@ func TestRefreshOfAudiences(t *testing.T) {
 	if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
 		t.Errorf("got %v", got)
 	}
-	await.Until(t, "it is remembered", func() bool { return keptAudiences.Usage().Entries > 0 })
+	await.Until(t, "the audience is remembered", func() bool { return audiencesQuota.Usage().Entries > 0 })
 }

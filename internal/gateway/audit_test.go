@@ -26,7 +26,7 @@ func (g *testGateway) reported(t testing.TB) []inbound.Call {
 	return g.config.Observer.(*recorder).takeCalls()
 }
 
-// audited returns those of them that were allowed.
+// audited returns the reported calls that were allowed.
 func (g *testGateway) audited(t testing.TB) []inbound.Call {
 	t.Helper()
 	return slices.DeleteFunc(g.reported(t), func(c inbound.Call) bool { return c.Refused })
@@ -45,7 +45,7 @@ func TestAuditOfCalls(t *testing.T) {
 	proxy := mcp.ResourceURI("a", "r://1")
 	tests := []struct {
 		name, method, params string
-		want                 mcp.Target // empty for no line
+		want                 mcp.Target // empty if the call is not reported
 		outcome, arguments   string
 	}{
 		{"a tool", "tools/call", `{"name":"a::x","arguments":{"n":1}}`,
@@ -56,7 +56,7 @@ func TestAuditOfCalls(t *testing.T) {
 			mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}, "ok", ""},
 		{"a tool that fails", "tools/call", `{"name":"b::y"}`,
 			mcp.Target{Server: "b", Kind: mcp.Tool, Name: "y"}, "error", ""},
-		{"a tool of no server", "tools/call", `{"name":"c::x"}`,
+		{"a tool of an unknown server", "tools/call", `{"name":"c::x"}`,
 			mcp.Target{Kind: mcp.Tool, Name: "c::x"}, "invalid_params", ""},
 		{"a prompt", "prompts/get", `{"name":"a::p","arguments":{"n":"1"}}`,
 			mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}, "ok", `{"n":"1"}`},
@@ -137,8 +137,8 @@ func TestAuditWithoutArguments(t *testing.T) {
 	}
 }
 
-// A call is one line, however often it is sent to the server.
-func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
+// A call is reported once, even if it is sent to the server several times.
+func TestAuditOfCallInLostSession(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	u := newGateway(t, withAudit(inbound.AuditAll), p).legacy(t)
 	u.call("a::x")
@@ -146,7 +146,7 @@ func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
 	p.forget()
 	u.call("a::x")
 	if n := p.count("tools/call"); n != 3 {
-		t.Fatalf("the server has got %d calls, want 3", n)
+		t.Fatalf("the server got %d calls, want 3", n)
 	}
 	if got := oneCall(t, u.g.audited(t)); got.Outcome != upstream.OutcomeOK {
 		t.Errorf("got %+v", got)
@@ -167,7 +167,7 @@ func TestAuditOfHeldCalls(t *testing.T) {
 	}
 }
 
-func TestAuditOfClientsThatLeave(t *testing.T) {
+func TestAuditOfDisconnectedClients(t *testing.T) {
 	both(t, withAudit(inbound.AuditAll), func() []*fakeServer {
 		wait := func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() }
 		return []*fakeServer{newPeer("a").handle("tools/call", wait)}
@@ -190,7 +190,7 @@ func TestAuditAtOneServer(t *testing.T) {
 	const call = `{"jsonrpc":"2.0","id":"i","method":"tools/call","params":{"name":"x","arguments":{"n":1}}}`
 	tests := []struct {
 		name, message string
-		want          string // outcome; "" for no line
+		want          string // outcome; "" if the call is not reported
 	}{
 		{"a call", call, "ok"},
 		{"a method with an escape", strings.Replace(call, "tools/call", `tools\/call`, 1), "ok"},
@@ -228,7 +228,7 @@ func TestAuditAtOneServer(t *testing.T) {
 						t.Errorf("got %+v", calls)
 					}
 					if n := p.count("tools/call"); n > 0 {
-						t.Error("the server has got a call that was not reported")
+						t.Error("the server got a call that was not reported")
 					}
 					return
 				}
@@ -274,10 +274,10 @@ func TestAuditRedactsArguments(t *testing.T) {
 		{"a value with escapes", `{"a":"s\u006b-abc"}`, `{"a":"[redacted]"}`},
 		{"a key", `{"sk-abc":1}`, `{"[redacted]":1}`},
 		{"a field", `{"b":[{"password":{"x":1}}]}`, `{"b":[{"password":"[redacted]"}]}`},
-		{"a field that messages have, too", `{"id":"a","taskId":"b"}`, `{"id":"[redacted]","taskId":"[redacted]"}`},
+		{"a field that messages also have", `{"id":"a","taskId":"b"}`, `{"id":"[redacted]","taskId":"[redacted]"}`},
 		{"JSON in a string", `{"a":"{\"password\":\"x\"}"}`, `{"a":"{\"password\":\"[redacted]\"}"}`},
-		{"no object", `["sk-abc"]`, `["[redacted]"]`},
-		{"too much to redact", `{"a":"` + strings.Repeat("§", 4_000) + `"}`, `"not readable"`},
+		{"not an object", `["sk-abc"]`, `["[redacted]"]`},
+		{"too large to redact", `{"a":"` + strings.Repeat("§", 4_000) + `"}`, `"not readable"`},
 	}
 	u := newGateway(t, configure, legacyPeer("a")).legacy(t)
 	for _, test := range tests {
@@ -295,7 +295,7 @@ func TestAuditRedactsArguments(t *testing.T) {
 	}
 }
 
-func TestAuditBoundsArguments(t *testing.T) {
+func TestAuditLimitsArguments(t *testing.T) {
 	u := newGateway(t, withAudit(inbound.AuditArguments), legacyPeer("a")).legacy(t)
 	const maxAudited = 16 << 10
 	for _, size := range []int{maxAudited, maxAudited + 1, maxAudited + 2, 1 << 20} {

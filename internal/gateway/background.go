@@ -37,7 +37,7 @@ type background struct {
 // at most maxFanOut servers at a time.
 var backgroundLimits = quota.Limits{Entries: 512, Bytes: 32 << 20, OwnerEntries: 32, OwnerBytes: 4 << 20}
 
-var backgroundKind = quota.NewKind("background_requests")
+var backgroundsQuota = quota.NewKind("background_requests")
 
 // backgroundTimeout returns how long a background may continue: JoinTimeout for the handshake and
 // again for the list.
@@ -46,9 +46,9 @@ func (g *Gateway) backgroundTimeout() time.Duration { return 2 * g.config.JoinTi
 // newBackground returns a background for the request, which must call requestAnswered.
 func (req *aggregateRequest) newBackground() *background {
 	ctx, cancel := context.WithCancel(newBackgroundContext(req.g.config.Exiting, req.g, req.ctx))
-	kept := saveRequest(req.HTTP)
+	saved := saveRequest(req.HTTP)
 	bg := &background{
-		scope: scope{ctx: ctx, g: req.g, r: kept.withContext(ctx)}, client: req.client, bytes: kept.size(),
+		scope: scope{ctx: ctx, g: req.g, r: saved.withContext(ctx)}, client: req.client, bytes: saved.size(),
 		cancel: cancel, releaseQuota: func() {}, slots: make(chan struct{}, maxFanOut),
 	}
 	bg.pending.Store(1)
@@ -84,10 +84,10 @@ func (bg *background) reserve() bool {
 		return false
 	}
 	unbind := context.AfterFunc(bg.g.closing, bg.cancel)
-	late := time.AfterFunc(bg.g.backgroundTimeout(), bg.cancel)
+	timeout := time.AfterFunc(bg.g.backgroundTimeout(), bg.cancel)
 	bg.releaseQuota = func() {
 		unbind()
-		late.Stop()
+		timeout.Stop()
 		bg.g.backgroundMeter.Give(bg.client.owner, bg.bytes)
 	}
 	return true
@@ -172,7 +172,7 @@ func (g *Gateway) serverAvailable(s *upstream.Server) {
 	g.mu.Unlock()
 	for _, stream := range streams {
 		if affected[stream.req.client.audience] && g.rules.Sees(stream.req.caller.Identity, s.Name) {
-			stream.later(func() { stream.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
+			stream.runAsync(func() { stream.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
 		}
 	}
 }
@@ -207,8 +207,8 @@ func (l *link) retry(sc scope, s *upstream.Server) {
 		return
 	}
 	ctx := newBackgroundContext(sc.g.closing, sc.g, sc.ctx)
-	kept := saveRequest(sc.r)
-	sc = scope{ctx: ctx, g: sc.g, r: kept.withContext(ctx)}
+	saved := saveRequest(sc.r)
+	sc = scope{ctx: ctx, g: sc.g, r: saved.withContext(ctx)}
 	if !sc.g.runFor(l.client, func() { l.keepRetrying(sc, s) }) {
 		s.EndRetrying()
 	}

@@ -38,9 +38,9 @@ func (u *testClient) listenFor() *liveReply {
 
 func joinWithin(d time.Duration) func(*Config) { return func(c *Config) { c.JoinTimeout = d } }
 
-// Fake time, both eras: a server that never answers the handshake delays a client once, however
-// many requests and clients there are.
-func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
+// Fake time: a server that never answers the handshake delays a client once, whatever the number of
+// requests and clients.
+func TestServersWithoutHandshakeAreTriedInBackground(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -78,23 +78,23 @@ func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
 					t.Errorf("later lists took %v", waited)
 				}
 				if n := p.count("initialize"); n < 3 || n > 9 {
-					t.Errorf("it was tried %d times", n)
+					t.Errorf("tried %d times", n)
 				}
 				// Retries end.
 				time.Sleep(11 * time.Minute)
 				n := p.count("initialize")
 				time.Sleep(time.Hour)
 				if p.count("initialize") != n {
-					t.Error("it is tried although no client wants it")
+					t.Error("the server is tried without a client")
 				}
 			})
 		})
 	}
 }
 
-// Fake time: a client that can be notified gets its answer after firstWait. Others wait longer, so
-// that they miss nothing.
-func TestServersThatAreSlow(t *testing.T) {
+// Fake time: a client that can be notified gets its response after firstWait. Others wait longer,
+// so that they get all items.
+func TestSlowServers(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestServersThatAreSlow(t *testing.T) {
 					t.Errorf("got %v", got)
 				}
 				if took := time.Since(asked); took != firstWait {
-					t.Errorf("the list took %v", took)
+					t.Errorf("list took %v", took)
 				}
 				for e := range stream.events {
 					if e.method() == "notifications/tools/list_changed" {
@@ -157,11 +157,11 @@ func TestServersThatAreSlow(t *testing.T) {
 				t.Errorf("got %v", got)
 			}
 			if took := time.Since(began); took != 12*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("took %v", took)
 			}
 		})
 	})
-	t.Run("a client that opens a stream in the meantime", func(t *testing.T) {
+	t.Run("a client that opens a stream while it waits", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g := newInMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"),
 				legacyPeer("b").hasTools("x").answersSlowly(12*time.Second))
@@ -177,14 +177,14 @@ func TestServersThatAreSlow(t *testing.T) {
 			stream := u.listen()
 			defer stream.disconnect()
 			if took := <-listed; took > 7*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("took %v", took)
 			}
 		})
 	})
 }
 
 // Fake time: a client without a stream is notified when it opens one.
-func TestClientsThatListenTooLate(t *testing.T) {
+func TestClientsThatListenLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newInMemory(t, joinWithin(10*time.Second), legacyPeer("a").hasTools("x"),
 			legacyPeer("b").hasTools("x").answersSlowly(8*time.Second))
@@ -207,7 +207,7 @@ func TestClientsThatListenTooLate(t *testing.T) {
 	})
 }
 
-// Fake time: a call of a starting child process waits as long as for an answer.
+// Fake time: a call to a child process that is starting waits as long as for a response.
 func TestCallsWaitForChildrenThatStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x").answersSlowly(20 * time.Second)
@@ -245,7 +245,7 @@ func TestJoinTimeoutBeyondTheTimeout(t *testing.T) {
 }
 
 // A server with resources need not have templates.
-func TestListsThatAServerDoesNotKnow(t *testing.T) {
+func TestUnsupportedLists(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		core, logged := observer.New(zap.WarnLevel)
 		p := legacyPeer("a").handle("resources/templates/list", func(w http.ResponseWriter, a *incoming) {
@@ -294,17 +294,17 @@ func TestListsThatFailAreNotAnnounced(t *testing.T) {
 		}()
 		time.Sleep(10 * time.Second)
 		if n := notices.Load(); n > 0 {
-			t.Errorf("%d announcements of changes", n)
+			t.Errorf("got %d list-changed notifications", n)
 		}
 	})
 }
 
-// Fake time: background requests are limited per owner. Requests beyond that are answered as usual.
-// All background requests end with their timeout or with the gateway.
+// Fake time: background requests are limited per owner. Requests beyond the limit wait for their
+// servers. All background requests end with their timeout or with the gateway.
 func TestRequestsThatGoOnAreBounded(t *testing.T) {
 	ends := map[string]func(g *testGateway){
-		"after a time": func(g *testGateway) { time.Sleep(g.backgroundTimeout()) },
-		"with the gateway, when another takes its place": func(g *testGateway) {
+		"after the timeout": func(g *testGateway) { time.Sleep(g.backgroundTimeout()) },
+		"when another gateway replaces it": func(g *testGateway) {
 			next := New(g.config, g.State, g.Retained)
 			g.serving.Store(next)
 			g.Close()
@@ -340,19 +340,19 @@ func TestRequestsThatGoOnAreBounded(t *testing.T) {
 				asking.Wait()
 				synctest.Wait()
 				limit := int64(backgroundLimits.OwnerEntries)
-				if kept, n := backgroundKind.Usage().Entries, waiting.Load(); kept != limit || n != limit {
-					t.Errorf("%d requests go on with %d questions to the server, want %d", kept, n, limit)
+				if kept, n := backgroundsQuota.Usage().Entries, waiting.Load(); kept != limit || n != limit {
+					t.Errorf("got %d background requests and %d requests to the server, want %d", kept, n, limit)
 				}
 				ask("another", 0)
 				synctest.Wait()
-				if kept, n := backgroundKind.Usage().Entries, waiting.Load(); kept != limit+1 || n != limit+1 {
-					t.Errorf("with that of another client, %d requests go on with %d questions to the server", kept, n)
+				if kept, n := backgroundsQuota.Usage().Entries, waiting.Load(); kept != limit+1 || n != limit+1 {
+					t.Errorf("with another client: got %d background requests and %d requests to the server", kept, n)
 				}
 				end(g)
 				synctest.Wait()
-				kept, n := backgroundKind.Usage(), waiting.Load()
+				kept, n := backgroundsQuota.Usage(), waiting.Load()
 				if kept.Entries != 0 || kept.Bytes != 0 || n > 1 { // one is a retry
-					t.Errorf("%d requests (%d bytes) go on with %d questions", kept.Entries, kept.Bytes, n)
+					t.Errorf("got %d background requests (%d bytes) and %d requests to the server", kept.Entries, kept.Bytes, n)
 				}
 			})
 		})
@@ -360,7 +360,7 @@ func TestRequestsThatGoOnAreBounded(t *testing.T) {
 }
 
 // Fake time: a client that disconnects before its answer leaves no background requests.
-func TestRequestsOfClientsThatLeaveDoNotGoOn(t *testing.T) {
+func TestDisconnectEndsBackgroundRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newInMemory(t, joinWithin(time.Minute), legacyPeer("b").answersSlowly(time.Hour))
 		defer g.close()
@@ -369,8 +369,8 @@ func TestRequestsOfClientsThatLeaveDoNotGoOn(t *testing.T) {
 		time.Sleep(firstWait / 2)
 		call.disconnect()
 		synctest.Wait()
-		if kept := backgroundKind.Usage().Entries; kept != 0 {
-			t.Errorf("%d requests go on", kept)
+		if kept := backgroundsQuota.Usage().Entries; kept != 0 {
+			t.Errorf("got %d background requests", kept)
 		}
 	})
 }

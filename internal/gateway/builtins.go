@@ -29,42 +29,42 @@ type builtins struct {
 }
 
 func newBuiltins(g *Gateway) builtins {
-	o := builtins{g: g}
+	b := builtins{g: g}
 	for _, s := range g.config.Servers {
 		if s.Mask == nil || !s.MaskMCP {
 			continue
 		}
 		if maxChars, ok := s.Mask.Recovers(); ok {
-			o.masked = append(o.masked, s)
-			if o.maxChars == 0 || maxChars < o.maxChars {
-				o.maxChars = maxChars
+			b.masked = append(b.masked, s)
+			if b.maxChars == 0 || maxChars < b.maxChars {
+				b.maxChars = maxChars
 			}
 		}
 	}
-	if o.maxChars == 0 {
-		o.maxChars = mask.DefaultMaxChars
+	if b.maxChars == 0 {
+		b.maxChars = mask.DefaultMaxChars
 	}
-	return o
+	return b
 }
 
 // recovers reports whether there are originals to recover.
-func (o *builtins) recovers() bool {
-	return len(o.masked) > 0 || o.g.config.Originals != nil && o.g.config.Originals.Kept()
+func (b *builtins) recovers() bool {
+	return len(b.masked) > 0 || b.g.config.Originals != nil && b.g.config.Originals.Kept()
 }
 
 // list returns the items of a kind for a client, nil if there are none.
-func (o *builtins) list(k mcp.ListKind, identity string) *catalog.List {
+func (b *builtins) list(k mcp.ListKind, identity string) *catalog.List {
 	var items [][]byte
 	switch k {
 	case mcp.Tools:
-		if o.g.config.Discovery {
+		if b.g.config.Discovery {
 			items = append(items, searchTools, describeTool, callTool)
 		}
-		if o.recovers() {
+		if b.recovers() {
 			items = append(items, recovery.Tool)
 		}
 	case mcp.Templates:
-		items = o.templates(identity)
+		items = b.templates(identity)
 	}
 	if len(items) == 0 {
 		return nil
@@ -82,35 +82,35 @@ func (o *builtins) list(k mcp.ListKind, identity string) *catalog.List {
 
 // tool returns the function that answers a call of a tool, nil if the gateway has no tool of this
 // name.
-func (o *builtins) tool(name string) func(builtinCall) *jsonrpc.Failure {
-	if o.g.config.Discovery {
+func (b *builtins) tool(name string) func(builtinCall) *jsonrpc.Failure {
+	if b.g.config.Discovery {
 		switch name {
 		case "search_tools":
 			return builtinCall.searchTools
 		case "describe_tool":
 			return builtinCall.describeTool
 		case callToolName:
-			return builtinCall.callFound
+			return builtinCall.callNamedTool
 		}
 	}
-	if name == recovery.ToolName && o.recovers() {
+	if name == recovery.ToolName && b.recovers() {
 		return builtinCall.recover
 	}
 	return nil
 }
 
 // originals returns a reader of the originals that a client may read. It applies the current rules.
-func (o *builtins) originals(q *inbound.Request) recovery.Reader {
-	c, shared := &q.Caller, o.g.config.Originals
+func (b *builtins) originals(q *inbound.Request) recovery.Reader {
+	c, shared := &q.Caller, b.g.config.Originals
 	get := func(ctx context.Context, handle string) ([]byte, bool, error) {
-		body, target, ok := o.kept(c, handle)
+		body, target, ok := b.storedOriginal(c, handle)
 		if !ok && shared != nil {
 			if err := shared.Fetch(ctx, c.Name, c.User, c.Address, handle); err != nil {
 				return nil, false, err
 			}
-			body, target, ok = o.kept(c, handle)
+			body, target, ok = b.storedOriginal(c, handle)
 		}
-		if target.Server != "" && (q.LearnAnnotations(target) != nil || !c.Allows(target) || o.g.gate.Withheld(target)) {
+		if target.Server != "" && (q.LearnAnnotations(target) != nil || !c.Allows(target) || b.g.gate.Withheld(target)) {
 			ok = false
 		}
 		if !ok {
@@ -118,20 +118,20 @@ func (o *builtins) originals(q *inbound.Request) recovery.Reader {
 		}
 		return c.Redactor().Body(body), true, nil
 	}
-	return recovery.Reader{Client: c.Owner(), MaxChars: o.maxChars, Get: get}
+	return recovery.Reader{Client: c.Owner(), MaxChars: b.maxChars, Get: get}
 }
 
-// kept returns an original that this replica keeps for a client. The target is the call that it is
-// the result of; it is empty if no server answered that call.
-func (o *builtins) kept(c *access.Caller, handle string) (body []byte, target mcp.Target, ok bool) {
-	for _, s := range o.masked {
+// storedOriginal returns an original that this replica stores for a client. It is the result of a
+// call of target, which is empty if the server is unknown.
+func (b *builtins) storedOriginal(c *access.Caller, handle string) (body []byte, target mcp.Target, ok bool) {
+	for _, s := range b.masked {
 		if body, target, ok = s.Mask.Original(c.Name, handle); ok {
 			target.Server = s.Name
 			return body, target, true
 		}
 	}
-	if o.g.config.Originals != nil {
-		body, ok = o.g.config.Originals.Original(c.User, c.Address, handle)
+	if b.g.config.Originals != nil {
+		body, ok = b.g.config.Originals.Original(c.User, c.Address, handle)
 	}
 	return body, mcp.Target{}, ok
 }
@@ -139,15 +139,15 @@ func (o *builtins) kept(c *access.Caller, handle string) (body []byte, target mc
 // templates returns the resource templates that a client sees (A67). A template for a resource of a
 // server is shown to clients that see that resource (A69). If a reload removed the server, the
 // template is hidden until the server is back.
-func (o *builtins) templates(identity string) (all [][]byte) {
-	if o.recovers() {
+func (b *builtins) templates(identity string) (all [][]byte) {
+	if b.recovers() {
 		all = append(all, recovery.Template)
 	}
-	caller := o.g.rules.Caller(identity)
-	for _, t := range o.g.Templates.All() {
+	caller := b.g.rules.Caller(identity)
+	for _, t := range b.g.Templates.All() {
 		uri, server := t.URITemplate, ""
 		if t.Server != "" {
-			s := o.g.servers[t.Server]
+			s := b.g.servers[t.Server]
 			if s == nil {
 				continue
 			}
@@ -160,36 +160,36 @@ func (o *builtins) templates(identity string) (all [][]byte) {
 	return all
 }
 
-// reader returns a function that reads a resource of the gateway, nil if the URI is not one. That
-// function returns nil if the resource has expired.
-func (o *builtins) reader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
-	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
+// resourceReader returns a function that reads a resource of the gateway, nil if the URI is not
+// one. That function returns nil if the resource has expired.
+func (b *builtins) resourceReader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
+	if handle, ok := mcp.ParseObservationURI(uri); ok && b.recovers() {
 		return func(ctx context.Context, q *inbound.Request) ([]byte, error) {
-			text, ok, err := o.originals(q).Text(ctx, handle)
+			text, ok, err := b.originals(q).Text(ctx, handle)
 			if !ok {
 				return nil, err
 			}
 			return contents(uri, "text/plain", text), nil
 		}
 	}
-	t, text, ok := o.g.Templates.Match(uri)
+	t, text, ok := b.g.Templates.Match(uri)
 	if !ok || t.Server != "" {
 		return nil
 	}
 	return func(context.Context, *inbound.Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
 
-// original returns the server and the URI that a URI of a hosted template stands for. If uri is
-// itself a template, it returns the server's template.
-func (o *builtins) original(uri string) (*upstream.Server, string) {
-	t, original, ok := o.g.Templates.Match(uri)
+// resolveTemplate returns the server and its URI for a URI of a hosted template. If uri is itself a
+// template, it returns the server's template.
+func (b *builtins) resolveTemplate(uri string) (*upstream.Server, string) {
+	t, original, ok := b.g.Templates.Match(uri)
 	if strings.Contains(uri, "{") {
-		t, original, ok = o.g.Templates.Find(uri)
+		t, original, ok = b.g.Templates.Find(uri)
 	}
 	if !ok {
 		return nil, ""
 	}
-	return o.g.servers[t.Server], original // t.Server may be an alias
+	return b.g.servers[t.Server], original // t.Server may be an alias
 }
 
 // contents returns a result of resources/read.
@@ -236,8 +236,8 @@ const callToolName = "call_tool"
 // A builtinCall is a call of a tool of the gateway itself.
 type builtinCall struct{ *call }
 
-// text answers with a text result.
-func (c builtinCall) text(text string, isError bool) *jsonrpc.Failure {
+// answerText answers with a text result.
+func (c builtinCall) answerText(text string, isError bool) *jsonrpc.Failure {
 	type content struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
@@ -267,7 +267,7 @@ func (c builtinCall) searchTools() *jsonrpc.Failure {
 		Limit int    `json:"limit"`
 	}
 	if !c.arguments(&p) {
-		return c.text("query must be a string and limit a whole number.", true)
+		return c.answerText("query must be a string and limit a whole number.", true)
 	}
 	all, _ := c.allLists(mcp.Tools, always)
 	total := 0
@@ -276,7 +276,7 @@ func (c builtinCall) searchTools() *jsonrpc.Failure {
 	}
 	hits := c.g.index.forLists(all).Search(p.Query, p.Limit)
 	if len(hits) == 0 {
-		return c.text(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
+		return c.answerText(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
 	}
 	var b strings.Builder
 	for _, hit := range hits {
@@ -286,7 +286,7 @@ func (c builtinCall) searchTools() *jsonrpc.Failure {
 		}
 		b.WriteByte('\n')
 	}
-	return c.text(strings.TrimSuffix(b.String(), "\n"), false)
+	return c.answerText(strings.TrimSuffix(b.String(), "\n"), false)
 }
 
 // describeTool answers describe_tool.
@@ -295,30 +295,30 @@ func (c builtinCall) describeTool() *jsonrpc.Failure {
 		Name string `json:"name"`
 	}
 	if !c.arguments(&p) || p.Name == "" {
-		return c.text("name must be the name of a tool.", true)
+		return c.answerText("name must be the name of a tool.", true)
 	}
 	all, _ := c.allLists(mcp.Tools, always)
 	shared := c.sharedUIs(mcp.Tools, all)
 	for _, list := range all {
 		if i := slices.Index(list.Names, p.Name); i >= 0 {
-			return c.text(string(list.From(i, i+1, shared)), false)
+			return c.answerText(string(list.From(i, i+1, shared)), false)
 		}
 	}
-	return c.text("Unknown tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
+	return c.answerText("Unknown tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
 }
 
-// callFound answers call_tool: it forwards the call to the named tool.
-func (c builtinCall) callFound() *jsonrpc.Failure {
+// callNamedTool answers call_tool: it forwards the call to the named tool.
+func (c builtinCall) callNamedTool() *jsonrpc.Failure {
 	var p struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
 	}
 	if !c.arguments(&p) || p.Name == "" {
-		return c.callUnknown("name must be the name of a tool, and arguments an object.")
+		return c.answerUnknown("name must be the name of a tool, and arguments an object.")
 	}
 	s, name, failure := c.locateNamed(p.Name, mcp.Tools)
 	if failure != nil {
-		return c.callUnknown("Unknown tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
+		return c.answerUnknown("Unknown tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
@@ -330,12 +330,12 @@ func (c builtinCall) callFound() *jsonrpc.Failure {
 	})
 }
 
-// callUnknown answers call_tool if it does not name a known tool.
-func (c builtinCall) callUnknown(why string) *jsonrpc.Failure {
+// answerUnknown answers call_tool if it does not name a known tool.
+func (c builtinCall) answerUnknown(why string) *jsonrpc.Failure {
 	if failure := c.Admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}
-	return c.text(why, true)
+	return c.answerText(why, true)
 }
 
 // An index is a search index of tools, rebuilt when their lists change.

@@ -13,8 +13,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// invalid returns an invalid params error as a JSON-RPC response.
-func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).WithStatusOK() }
+// invalidParams returns a failure for invalid params, with the HTTP status 200 of responses.
+func invalidParams(message string) *jsonrpc.Failure {
+	return jsonrpc.InvalidParams(message).WithStatusOK()
+}
 
 // A call is a request that one server answers, or the gateway itself.
 type call struct {
@@ -28,7 +30,7 @@ type call struct {
 	attempted bool     // the server got a request with the client's id
 	alias     uriAlias // URI of the resource as the client named it
 
-	flight        inFlight         // for cancellation
+	active        activeCall       // for cancellation
 	loginRequired *jsonrpc.Failure // set if the server requires a login first
 }
 
@@ -99,7 +101,7 @@ func (c *call) callTool() *jsonrpc.Failure {
 // callNamed forwards a request for a named item (A8 to A10). Field f has the name.
 func (c *call) callNamed(f jsonrpc.Field, k mcp.ListKind, name string) *jsonrpc.Failure {
 	if c.Message.Kind(f) != jsonspan.String {
-		return invalid("name: missing or not a string")
+		return invalidParams("name: missing or not a string")
 	}
 	s, name, failure := c.locateNamed(name, k)
 	if failure != nil {
@@ -115,7 +117,7 @@ func (c *call) callNamed(f jsonrpc.Field, k mcp.ListKind, name string) *jsonrpc.
 
 // readResource answers resources/read (A12, A13).
 func (c *call) readResource() *jsonrpc.Failure {
-	read := c.g.builtin.reader(c.Message.Text(jsonrpc.URI))
+	read := c.g.builtin.resourceReader(c.Message.Text(jsonrpc.URI))
 	if read == nil {
 		return c.callURI(jsonrpc.URI)
 	}
@@ -148,7 +150,7 @@ func (c *call) callURI(f jsonrpc.Field) *jsonrpc.Failure {
 func (c *call) complete() *jsonrpc.Failure {
 	switch {
 	case c.Message.Has(jsonrpc.RefName) && c.Message.Has(jsonrpc.RefURI):
-		return invalid("ref: must have a name or a uri, not both")
+		return invalidParams("ref: must have a name or a uri, not both")
 	case c.g.transparent():
 		s := c.g.config.Servers[0]
 		target, _ := mcp.TargetOf(s.Name, &c.Message)
@@ -158,7 +160,7 @@ func (c *call) complete() *jsonrpc.Failure {
 	case c.Message.Kind(jsonrpc.RefURI) == jsonspan.String:
 		return c.callURI(jsonrpc.RefURI)
 	}
-	return invalid("ref: must have a name or a uri")
+	return invalidParams("ref: must have a name or a uri")
 }
 
 // callOther forwards a request of an extension to the server whose task or resource it names.
@@ -191,14 +193,14 @@ func (c *call) callTask() *jsonrpc.Failure {
 		edit := c.Message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))
 		return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
 	}
-	return invalid("taskId: unknown task")
+	return invalidParams("taskId: unknown task")
 }
 
 // forward checks that the client may make the call, sends it to the server with edits, and passes
 // on the response.
 func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.Server = s
-	message, failure := c.messageForServer(append(edits, c.g.relatedTask(c.Message.Raw, s.Name)...)...)
+	message, failure := c.messageForServer(append(edits, c.g.relatedTaskEdits(c.Message.Raw, s.Name)...)...)
 	if failure == nil {
 		message, failure = c.Override.ToServer(&message)
 	}
@@ -221,7 +223,7 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 		return failure
 	}
 	c.link = c.client.linkTo(s)
-	f := &c.flight
+	f := &c.active
 	f.link = c.link
 	f.Context, f.Cancel = context.WithCancelCause(c.aggregateRequest.ctx)
 	defer f.Cancel(nil)
@@ -250,9 +252,9 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 // send confirms the call, if a rule requires it, and sends it to the server or to the replica that
 // holds it.
 func (c *call) send() *jsonrpc.Failure {
-	key, replica := c.heldAt()
-	atOther := replica != "" && c.g.lines != nil && replica != c.g.State.space.Replica
-	if !atOther {
+	key, replica := c.heldCallKey()
+	isRemote := replica != "" && c.g.peers != nil && replica != c.g.State.space.Replica
+	if !isRemote {
 		if failure := c.learnTool(); failure != nil {
 			return failure
 		}
@@ -260,11 +262,11 @@ func (c *call) send() *jsonrpc.Failure {
 	if ok, failure := c.confirm(); !ok {
 		return failure
 	}
-	if atOther {
+	if isRemote {
 		return c.continueAt(replica, key)
 	}
 	l := c.link
-	for again := true; ; again = false {
+	for mayRetry := true; ; mayRetry = false {
 		if failure := l.open(c.scope()); failure != nil {
 			return c.fail(failure)
 		}
@@ -275,7 +277,7 @@ func (c *call) send() *jsonrpc.Failure {
 		case era == mcp.Legacy:
 			return c.toLegacy()
 		}
-		if lost, failure := c.toModern(again); !lost {
+		if lost, failure := c.toModern(mayRetry); !lost {
 			return failure
 		}
 	}
@@ -283,9 +285,9 @@ func (c *call) send() *jsonrpc.Failure {
 
 // relay forwards the request to a server of the same era.
 func (c *call) relay() *jsonrpc.Failure {
-	failure := c.link.inSession(c.scope(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+	failure := c.link.inSession(c.scope(), func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		c.sideRequests.Wait() // they use the headers that relay is about to change
-		rl := &relay{call: c, retryable: again}
+		rl := &relay{call: c, retryable: mayRetry}
 		failure := rl.run(&c.Message)
 		return &rl.reader, rl.session, failure
 	})
@@ -341,8 +343,8 @@ func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 		return false, jsonrpc.TooManyServerRequests(c.link.serverName)
 	}
 	defer c.g.heldMeter.Give(c.client.owner, size)
-	c.flight.held.Store(true)
-	defer c.flight.held.Store(false)
+	c.active.held.Store(true)
+	defer c.active.held.Store(false)
 	answer, failure := c.askInStream(inbound.ConfirmRequest, c.Confirmation())
 	switch {
 	case c.canceled():
@@ -360,16 +362,16 @@ func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 	return true, nil
 }
 
-// takeResponses takes the responses of a modern client to requests of the gateway: confirmations and
-// logins.
+// takeResponses takes the responses of a modern client to requests of the gateway: confirmations
+// and logins.
 func (c *call) takeResponses() *jsonrpc.Failure {
-	asked, answer, failure := c.TakeResponse()
+	key, answer, failure := c.TakeResponse()
 	switch {
 	case failure != nil:
 		return failure
-	case asked == inbound.ConfirmRequest:
+	case key == inbound.ConfirmRequest:
 		return c.TakeConfirmation(answer)
-	case asked == inbound.LoginRequest && c.Server.Login != nil: // a reload may have removed Login
+	case key == inbound.LoginRequest && c.Server.Login != nil: // a reload may have removed Login
 		return c.awaitLogin(answer)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 )
 
 // Between modern clients and servers, input-required results pass unchanged.
-func TestInputPassesBetweenModernPeers(t *testing.T) {
+func TestInputBetweenModernPeersIsUnchanged(t *testing.T) {
 	result := `{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{` + oddJSON +
 		`}}},"requestState":"\u0061\/opaque"}`
 	p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -51,13 +51,13 @@ func TestStatusOfErrors(t *testing.T) {
 			t.Errorf("%v: got %d %s", tt, s.status, s.body)
 		}
 		if s := g.legacy(t).call("a::x"); s.code() != tt.code || s.status != 200 {
-			t.Errorf("%v: a client of the legacy era gets %d %s", tt, s.status, s.body)
+			t.Errorf("%v: legacy client: got %d %s", tt, s.status, s.body)
 		}
 	}
 }
 
-// A request gets one answer, however often the server answers.
-func TestServersThatAnswerTwice(t *testing.T) {
+// A request gets one response, even if the server sends several.
+func TestServersThatRespondTwice(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		return []*fakeServer{newPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
@@ -85,7 +85,7 @@ func TestServersThatAnswerTwice(t *testing.T) {
 }
 
 // After a server lost its session, the gateway repeats what the client has set.
-func TestServersThatForgotAreToldAgain(t *testing.T) {
+func TestStateIsRepeatedAfterALostSession(t *testing.T) {
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
 	u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`)
@@ -126,12 +126,12 @@ func TestCancellationDuringAHandshake(t *testing.T) {
 	delete(p.on, "initialize")
 	p.mu.Unlock()
 	if s := u.call("a::x"); s.code() != 0 {
-		t.Errorf("afterwards: %s", s.body)
+		t.Errorf("later call: %s", s.body)
 	}
 }
 
-// Two calls of a client with the same id do not affect others.
-func TestIDsThatAreUsedTwice(t *testing.T) {
+// A client that reuses the id of a running call does not affect other clients.
+func TestReusedIDs(t *testing.T) {
 	p := legacyPeer("a")
 	canceled, release := p.addWaitingTool()
 	defer release()
@@ -141,7 +141,7 @@ func TestIDsThatAreUsedTwice(t *testing.T) {
 	two := u.start(http.MethodPost, u.request(`1`, "tools/call", `{"name":"a::wait","arguments":{"who":"two"}}`))
 	p.waitFor(t, "tools/call", 2)
 	u.notify("notifications/cancelled", `{"requestId":1}`)
-	await.Until(t, "it is canceled", func() bool { return len(canceled()) == 1 })
+	await.Until(t, "the call is canceled", func() bool { return len(canceled()) == 1 })
 	if !canceled()["two"] {
 		t.Errorf("got %v", canceled())
 	}

@@ -31,7 +31,7 @@ type client struct {
 	era          mcp.Era
 	version      string
 	identity     string    // "" if unknown
-	owner        string    // owner of what is kept, for quotas
+	owner        string    // whose quotas the client counts against
 	issued       time.Time // when the session began
 	introduction *introduction
 	inspection   *upstream.Inspection // set for an operator that acts as this client
@@ -44,7 +44,7 @@ type client struct {
 
 	mu          sync.Mutex
 	links       []*link // sorted by server ID
-	calls       map[string]*inFlight
+	calls       map[string]*activeCall
 	pending     map[string]pendingRequest // requests sent to the client, by id
 	streams     []*stream                 // newest first: connections of older ones may be dead
 	level       string                    // log level that the client wants
@@ -129,8 +129,8 @@ func (c *client) size() int64 {
 	return int64(size)
 }
 
-// hasMore reports whether the client has state that its session id does not carry.
-func (c *client) hasMore() bool {
+// hasUncarriedState reports whether the client has state that its session id does not carry.
+func (c *client) hasUncarriedState() bool {
 	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool {
 		return l.subscriptions.size() > 0 || !l.isCarried()
 	})
@@ -181,23 +181,23 @@ func (c *client) existingLink(server *upstream.Server) *link {
 
 // findLink returns the client's link to a server and its index in links. If there is none, it
 // returns nil and the index to insert it at. The caller holds the lock.
-func (c *client) findLink(id string) (at int, l *link) {
+func (c *client) findLink(id string) (i int, l *link) {
 	compare := func(l *link, id string) int { return strings.Compare(l.serverID, id) }
-	at, found := slices.BinarySearchFunc(c.links, id, compare)
+	i, found := slices.BinarySearchFunc(c.links, id, compare)
 	if found {
-		l = c.links[at]
+		l = c.links[i]
 	}
-	return at, l
+	return i, l
 }
 
 // linkTo returns the client's link to a server. A new link is not open yet.
 func (c *client) linkTo(server *upstream.Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at, l := c.findLink(server.ID)
+	i, l := c.findLink(server.ID)
 	if l == nil {
 		l = newLink(c, server)
-		c.links = slices.Insert(c.links, at, l)
+		c.links = slices.Insert(c.links, i, l)
 	}
 	return l
 }
@@ -209,8 +209,8 @@ func (c *client) allLinks() []*link {
 	return slices.Clone(c.links)
 }
 
-// An inFlight is a call that a client has made and that is not answered yet.
-type inFlight struct {
+// An activeCall is a call that a client has made and that is not answered yet.
+type activeCall struct {
 	upstream.ActiveCall
 	link *link
 	held atomic.Bool // the gateway holds the call: the server has nothing to cancel
@@ -221,12 +221,12 @@ type inFlight struct {
 }
 
 // beginCall makes a call cancelable until endCall. If the id is in use, it keeps its first call.
-func (c *client) beginCall(id []byte, f *inFlight) (key string) {
+func (c *client) beginCall(id []byte, f *activeCall) (key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key = keyOf(id)
 	if c.calls == nil {
-		c.calls = map[string]*inFlight{}
+		c.calls = map[string]*activeCall{}
 	}
 	if c.calls[key] == nil {
 		c.calls[key] = f
@@ -235,7 +235,7 @@ func (c *client) beginCall(id []byte, f *inFlight) (key string) {
 }
 
 // endCall removes a call that beginCall added.
-func (c *client) endCall(key string, f *inFlight) {
+func (c *client) endCall(key string, f *activeCall) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls[key] == f {
@@ -243,8 +243,8 @@ func (c *client) endCall(key string, f *inFlight) {
 	}
 }
 
-// inFlight returns the call with an id, nil if there is none.
-func (c *client) inFlight(id []byte) *inFlight {
+// activeCall returns the call with an id, nil if there is none.
+func (c *client) activeCall(id []byte) *activeCall {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.calls[keyOf(id)]
@@ -370,31 +370,31 @@ func (c *client) dropServerRequests(reader *streamable.Reader) {
 
 // takeResponse passes a response of the client to the call that waits for it. It reports whether
 // this replica knows the request, and whether the gateway itself sent it.
-func (c *client) takeResponse(id []byte, m *jsonrpc.Message) (asked, ours bool) {
+func (c *client) takeResponse(id []byte, m *jsonrpc.Message) (known, own bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pending, asked := c.pending[keyOf(id)]
+	pending, known := c.pending[keyOf(id)]
 	delete(c.pending, keyOf(id))
 	switch {
 	case pending.reader != nil:
 		pending.reader.ServerRequestClosed()
 		return true, false // for the server
-	case asked:
+	case known:
 		answer := *m
 		answer.Raw = append([]byte(nil), m.Raw...)
 		pending.response <- &answer // buffered, does not block
 	}
-	return asked, asked
+	return known, known
 }
 
 // expectResponse returns an id for a request of the gateway, and the channel for the response.
 func (c *client) expectResponse(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
 	id = jsonrpc.Quote(l.serverName + mcp.Separator + rand.Text())
-	coming := make(chan *jsonrpc.Message, 1)
+	responses := make(chan *jsonrpc.Message, 1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addPending(id, pendingRequest{response: coming})
-	return id, coming, func() {
+	c.addPending(id, pendingRequest{response: responses})
+	return id, responses, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.pending, keyOf(id))
@@ -423,8 +423,8 @@ func introductionTooLarge(message string) *jsonrpc.Failure {
 }
 
 const (
-	// maxSessionID is the longest session id. Clients limit the size of headers; Node.js allows 16 KiB
-	// for all of them.
+	// maxSessionID is the longest session id. Clients limit the size of headers; for Node.js, all
+	// of them must fit in 16 KiB.
 	maxSessionID = 6 << 10
 	// maxIntroduction is the largest introduction.
 	maxIntroduction = 16 << 10

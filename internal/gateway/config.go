@@ -20,11 +20,13 @@ type Config struct {
 	// Generation identifies the Caddy configuration that the gateway is part of.
 	Generation any
 
-	// Replaces is the gateway of the same Generation whose clients this one takes over; nil for none.
+	// Replaces is the gateway of the same Generation whose clients this one takes over; nil for
+	// none.
 	Replaces *Gateway
 
 	// Detach returns a context for requests that outlive the handler of ctx. Derive accepts it like
-	// ctx. It is never done, and holds nothing of the handler, such as its response writer. Required.
+	// ctx. It is never done, and holds nothing of the handler, such as its response writer.
+	// Required.
 	Detach func(ctx context.Context) context.Context
 
 	// ReportMissing adds the names of unreachable servers to the instructions for clients.
@@ -46,8 +48,8 @@ type Originals interface {
 	// user is the user that a handler before the gateway authenticated.
 	Original(user, address, handle string) (body []byte, ok bool)
 
-	// Fetch loads a result from other replicas, so that Original and the masks of all servers find it.
-	// It fails if the shared store is unavailable.
+	// Fetch loads a result from other replicas, so that Original and the masks of all servers find
+	// it. It fails if the shared store is unavailable.
 	Fetch(ctx context.Context, client, user, address, handle string) error
 }
 
@@ -57,12 +59,12 @@ type NotificationRoute struct {
 	Servers []string
 }
 
-// An Observer counts and logs what happens.
+// An Observer counts and logs events.
 type Observer interface {
 	inbound.Observer
 
-	// ServerFailed is called when a handshake or a list request fails. ServerAnswered is called when a
-	// handshake succeeds.
+	// ServerFailed is called when a handshake or a list request fails. ServerAnswered is called
+	// when a handshake succeeds.
 	ServerFailed(*upstream.Fault)
 	ServerAnswered(server string)
 

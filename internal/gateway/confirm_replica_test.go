@@ -14,7 +14,7 @@ func TestConfirmationAtAnotherReplica(t *testing.T) {
 	a, b := newReplica(t, engine, confirmRule, p), newReplica(t, engine, confirmRule, p)
 	asked := a.modern(t).askConfirmation(callX)
 	if n := len(engine.Values()); n != 0 {
-		t.Errorf("%d values are kept for a question", n)
+		t.Errorf("%d values are stored for a confirmation", n)
 	}
 	atB := *asked
 	atB.u = asked.u.atGateway(b)
@@ -23,13 +23,13 @@ func TestConfirmationAtAnotherReplica(t *testing.T) {
 		t.Errorf("while the store is unavailable, after %d calls: %s", p.count("tools/call"), s.body)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the store", b.State.space.Up)
+	await.Until(t, "the store is available", b.State.space.Up)
 	if s := atB.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
-		t.Errorf("at the other: %s", s.body)
+		t.Errorf("at the other replica: %s", s.body)
 	}
 	for _, again := range []interface{ answer(string) reply }{asked, &atB} {
 		if s := again.answer(agreed); !strings.Contains(s.body, "already used") || p.count("tools/call") != 1 {
-			t.Errorf("once more: %s", s.body)
+			t.Errorf("again: %s", s.body)
 		}
 	}
 }

@@ -35,7 +35,7 @@ type confirmCall struct {
 	message string // text for the person
 
 	call     *liveReply // legacy
-	question received   // the request in it
+	question received   // the server request in call
 
 	in inputResult // modern
 }
@@ -53,7 +53,7 @@ func (u *testClient) askConfirmation(params string) *confirmCall {
 	} else {
 		in, key := readInput(u.t, u.ask("tools/call", params))
 		if key != "confirm" || in.InputRequests[key].Method != "elicitation/create" {
-			u.t.Fatalf("asked %s %s", key, in.InputRequests[key].Method)
+			u.t.Fatalf("got request %s %s", key, in.InputRequests[key].Method)
 		}
 		a.in, raw = in, in.InputRequests[key].Params
 	}
@@ -69,13 +69,13 @@ func (u *testClient) askConfirmation(params string) *confirmCall {
 		u.t.Fatal(err)
 	}
 	if form.RequestedSchema.Type != "object" || form.RequestedSchema.Properties == nil || form.Mode != "" {
-		u.t.Errorf("clients cannot show %s", raw)
+		u.t.Errorf("invalid schema for clients: %s", raw)
 	}
 	a.message = form.Message
 	return a
 }
 
-// answer answers the confirmation and returns the result of the call.
+// answer sends the person's response and returns the result of the call.
 func (a *confirmCall) answer(response string) reply {
 	a.u.t.Helper()
 	if a.u.era == mcp.Modern {
@@ -88,7 +88,7 @@ func (a *confirmCall) answer(response string) reply {
 	return s
 }
 
-// again returns the params of the repeated call with the answer.
+// again returns the params of the repeated call with a response.
 func (a *confirmCall) again(params, response string) string {
 	return withInput(params, a.in.RequestState, "confirm", response)
 }
@@ -111,10 +111,10 @@ func TestPersonConfirmsACall(t *testing.T) {
 		configure func(*Config)
 		params    string
 	}{
-		"of several": {confirmRule, callX},
-		"as one": {func(c *Config) { confirmRule(c); c.Naming = mcp.Naming{} },
+		"several servers": {confirmRule, callX},
+		"transparent": {func(c *Config) { confirmRule(c); c.Naming = mcp.Naming{} },
 			strings.Replace(callX, "a::", "", 1)},
-		"found first": {func(c *Config) { confirmRule(c); c.Discovery = true },
+		"by call_tool": {func(c *Config) { confirmRule(c); c.Discovery = true },
 			`{"name":"call_tool","arguments":` + callX + `}`},
 		"as a task": {confirmRule, strings.TrimSuffix(callX, "}") + `,"task":{"ttl":1000}}`},
 	} {
@@ -122,11 +122,11 @@ func TestPersonConfirmsACall(t *testing.T) {
 			both(t, tt.configure, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
 				a := u.askConfirmation(tt.params)
 				if n := peers[0].count("tools/call"); n != 0 {
-					t.Fatalf("the server got %d calls before the person was asked", n)
+					t.Fatalf("the server got %d calls before the confirmation", n)
 				}
 				for _, part := range []string{"\nServer: a\n", "\nTool: x\n", "\n  \"path\": \"/tmp/n\",\n", "1234567890"} {
 					if !strings.Contains(a.message, part) {
-						t.Errorf("the question lacks %q: %s", part, a.message)
+						t.Errorf("the message lacks %q: %s", part, a.message)
 					}
 				}
 				if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
@@ -159,7 +159,7 @@ func TestOtherToolsAreNotConfirmed(t *testing.T) {
 func TestCallThatIsNotConfirmed(t *testing.T) {
 	for name, response := range map[string]string{
 		"declined": declined, "canceled": `{"action":"cancel"}`, "no action": `{}`, "another action": `{"action":"accepted"}`,
-		"no object": `["accept"]`, "null": `null`, "in content": `{"action":"decline","content":{"action":"accept"}}`,
+		"not an object": `["accept"]`, "null": `null`, "in content": `{"action":"decline","content":{"action":"accept"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			both(t, confirmRule, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
@@ -195,7 +195,7 @@ func (u *testClient) wasRefused(s *reply, p *fakeServer, code string) {
 	}
 }
 
-func TestConfirmationThatComesTooLate(t *testing.T) {
+func TestLateConfirmation(t *testing.T) {
 	t.Run("legacy", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := legacyPeer("a").hasTools("x")
@@ -212,7 +212,7 @@ func TestConfirmationThatComesTooLate(t *testing.T) {
 				}
 			}
 			if took := time.Since(began); took != streamable.ServerRequestTimeout {
-				t.Errorf("after %v", took)
+				t.Errorf("took %v", took)
 			}
 			u.respond(a.question, agreed)
 			u.wasRefused(&s, p, "timeout")
@@ -233,7 +233,7 @@ func TestConfirmationThatComesTooLate(t *testing.T) {
 	})
 }
 
-// Canceling and disconnecting end a call that is not confirmed yet. Nothing is left behind.
+// A client can cancel a call that waits for confirmation, or disconnect. No state remains.
 func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		for _, known := range []bool{false, true} { // whether the client has a session with the server
@@ -254,19 +254,19 @@ func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 					a.call.waitEnd()
 				}
 				c := g.known()[0]
-				await.Until(t, "no answer to be expected", func() bool {
+				await.Until(t, "no pending server request", func() bool {
 					c.mu.Lock()
 					defer c.mu.Unlock()
 					return len(c.pending) == 0 && len(c.calls) == 0
 				})
 				u.respond(a.question, agreed)
 				if n := p.count("tools/call") - before; n != 0 || p.count("notifications/cancelled") != 0 {
-					t.Errorf("the server got %d calls, and %d times that one is canceled", n, p.count("notifications/cancelled"))
+					t.Errorf("the server got %d calls and %d cancellations", n, p.count("notifications/cancelled"))
 				}
 				if denials := g.config.Observer.(*recorder).takeDenials(); len(denials) != 0 {
 					t.Errorf("denied: %+v", denials)
 				}
-				await.Until(t, "the call to be canceled", func() bool {
+				await.Until(t, "the call is canceled", func() bool {
 					return slices.ContainsFunc(g.config.Observer.(*recorder).takeRecords(), func(r upstream.Record) bool {
 						return r.ClientMethod == "tools/call" && r.Outcome == upstream.OutcomeCanceled
 					})
@@ -276,7 +276,7 @@ func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 	}
 }
 
-func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
+func TestConfirmationCountsForItsCallOnly(t *testing.T) {
 	p := modernPeer("a").hasTools("x", "z")
 	g := newGateway(t, func(c *Config) {
 		c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("confirm a::*")}}
@@ -309,21 +309,21 @@ func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
 	a = ann.askConfirmation(callX)
 	a.answer(declined)
 	if s := a.answer(agreed); s.symbol() != "invalid_params" {
-		t.Errorf("after it was declined: %s", s.body)
+		t.Errorf("after a declined confirmation: %s", s.body)
 	}
 	a = ann.askConfirmation(callX)
 	restarted := newGateway(t, confirmRule, p)
 	u := restarted.modern(t)
 	u.identity = "ann"
 	if s := u.ask("tools/call", a.again(callX, agreed)); s.symbol() != "invalid_params" {
-		t.Errorf("in a process that cannot know whether it was used: %s", s.body)
+		t.Errorf("in another process: %s", s.body)
 	}
 	if n := p.count("tools/call"); n != 1 {
 		t.Errorf("the server got %d calls", n)
 	}
 }
 
-func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
+func TestToolsToConfirmNeedElicitation(t *testing.T) {
 	for can, shown := range map[string]bool{
 		`{"elicitation":{}}`: true, `{"elicitation":{"form":{}}}`: true, `{"elicitation":{"form":{},"url":{}}}`: true,
 		`{}`: false, `{"elicitation":{"url":{}}}`: false, `{"sampling":{},"roots":{}}`: false, `{"elicitation":null}`: false,
@@ -356,7 +356,7 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 			})
 		}
 	}
-	t.Run("a client that takes no event streams", func(t *testing.T) {
+	t.Run("a client that does not accept event streams", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		u := newGateway(t, confirmRule, p).legacy(t)
 		u.accept = "application/json"
@@ -380,7 +380,8 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 	})
 }
 
-// At a single-server endpoint, sessions belong to the server, so only a result can ask.
+// At a single-server endpoint, sessions belong to the server, so the gateway can ask only with a
+// result.
 func TestConfirmationAtOneServer(t *testing.T) {
 	single := strings.Replace(callX, "a::", "", 1)
 	for name, era := range bothEras {
@@ -411,7 +412,7 @@ func TestConfirmationAtOneServer(t *testing.T) {
 					}
 					without := strings.Replace(u.request("7", "tools/call", single), `"id":7,`, "", 1)
 					if s := u.post(without); s.symbol() != "confirmation_required" {
-						t.Errorf("a call that cannot be answered: %s", s.body)
+						t.Errorf("a call without an id: %s", s.body)
 					}
 					if calls := p.requests("tools/call"); len(calls) != 1 || strings.Contains(calls[0].body, "requestState") {
 						t.Errorf("the server got %d calls", len(calls))
@@ -444,7 +445,7 @@ func (p *fakeServer) forgetCalls() {
 	p.arrivals = nil
 }
 
-// The client is asked to confirm once, and then to log in.
+// The client first confirms the call, and then logs in.
 func TestConfirmationBeforeALogin(t *testing.T) {
 	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		for name, era := range bothEras {
@@ -464,7 +465,7 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 					for {
 						e := a.call.next()
 						if e.method() == "elicitation/create" {
-							t.Fatal("the person is asked again")
+							t.Fatal("got a second confirmation")
 						}
 						if e.isAnswer() {
 							break
@@ -473,7 +474,7 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 				} else {
 					in, key := readInput(t, a.answer(agreed))
 					if key != "login" {
-						t.Fatalf("asked for %s", key)
+						t.Fatalf("got request %s", key)
 					}
 					params := withInput(callX, in.RequestState, key, `{"action":"accept"}`)
 					if s := u.ask("tools/call", strings.Replace(params, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
@@ -496,7 +497,7 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 	}
 }
 
-// A modern server requires input itself, in several rounds.
+// A modern server asks for input of its own, in several rounds.
 func TestConfirmedCallWithInput(t *testing.T) {
 	const rounds = 3
 	for name, params := range map[string]string{"": callX, "a": strings.Replace(callX, "a::", "", 1)} {
@@ -509,7 +510,7 @@ func TestConfirmedCallWithInput(t *testing.T) {
 			for i := range rounds {
 				in, key := readInput(t, s)
 				if key != "k é" {
-					t.Fatalf("asked for %s", key)
+					t.Fatalf("got request %s", key)
 				}
 				next := withInput(params, in.RequestState, key, fmt.Sprintf(`{"action":"accept","i":%d}`, i))
 				if s := u.ask("tools/call", strings.Replace(next, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
@@ -528,14 +529,14 @@ func TestConfirmedCallWithInput(t *testing.T) {
 			if !strings.Contains(string(s.Result), `"last":{"k é":{"action":"accept","i":2}}`) || n != rounds+1 {
 				t.Errorf("after %d calls: %s", n, s.body)
 			}
-			// The server's own state does not confirm the call.
+			// A state of the server is not a confirmation.
 			a := u.askConfirmation(withInput(params, `{"round":3}`, "k é", `{"mine":1}`))
 			if p.count("tools/call") != rounds+1 {
 				t.Error("the server got the call")
 			}
 			s = u.ask("tools/call", a.again(params, agreed))
 			if !strings.Contains(string(s.Result), `"last":{"k é":{"mine":1}}`) {
-				t.Errorf("what the client had answered is lost: %s", s.body)
+				t.Errorf("the earlier response of the client is lost: %s", s.body)
 			}
 		})
 	}
@@ -561,7 +562,7 @@ func TestConfirmedCallWithInput(t *testing.T) {
 		for i := range rounds {
 			q := a.call.nextOf("elicitation/create")
 			if !strings.Contains(q.data, fmt.Sprintf(`"message":"%d"`, i)) {
-				t.Fatalf("asked %s", q.data)
+				t.Fatalf("got request %s", q.data)
 			}
 			a.u.respond(q, `{"action":"accept"}`)
 		}
@@ -590,7 +591,7 @@ func TestConfirmedCallThatIsHeld(t *testing.T) {
 	}
 }
 
-// After the server lost its session, the client is not asked again.
+// If the server lost its session, the client does not have to confirm again.
 func TestConfirmedCallInALostSession(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
@@ -603,14 +604,15 @@ func TestConfirmedCallInALostSession(t *testing.T) {
 			if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
 				t.Fatalf("got %s", s.body)
 			}
-			if n := p.count("tools/call"); n != 2 || p.count("initialize") != 1 { // one of them in the lost session
+			if n := p.count("tools/call"); n != 2 || p.count("initialize") != 1 { // the first in the lost session
 				t.Errorf("the server got %d calls", n)
 			}
 		})
 	}
 }
 
-// A waiting call keeps the rules it began with, and the answer counts in the next configuration.
+// A waiting call keeps the rules of its configuration. The response counts in the next
+// configuration.
 func TestConfirmationOutlivesAReload(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
@@ -640,7 +642,7 @@ func TestConfirmationWithoutFocus(t *testing.T) {
 		u.ask("tools/list", `{}`)
 		a := u.askConfirmation(`{"name":"a::x","arguments":{"aim":"reasons","path":"p"}}`)
 		if strings.Contains(a.message, "aim") || !strings.Contains(a.message, `"path": "p"`) {
-			t.Errorf("asked %s", a.message)
+			t.Errorf("got message %s", a.message)
 		}
 		a.answer(agreed)
 		if got := peers[0].waitFor(t, "tools/call", 1).message; string(got.Literal(jsonrpc.Arguments)) != `{"path":"p"}` {
@@ -673,8 +675,8 @@ func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
 	}
 }
 
-// Answers are requests: rates apply.
-func TestConfirmedCallsHaveRates(t *testing.T) {
+// Rate limits apply to the requests that carry responses.
+func TestConfirmedCallsAreRateLimited(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
 	u := newGateway(t, func(c *Config) {
 		confirmRule(c)
@@ -686,7 +688,7 @@ func TestConfirmedCallsHaveRates(t *testing.T) {
 }
 
 // The number of calls that wait for a client is limited.
-func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
+func TestCallsWaitingForConfirmationAreLimited(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g := newGateway(t, confirmRule, p)
 	u := g.legacy(t)
@@ -696,14 +698,14 @@ func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
 	}
 	s := g.legacy(t).ask("tools/call", callX)
 	if s.symbol() != "busy" || s.status != http.StatusServiceUnavailable || p.count("tools/call") != 0 {
-		t.Errorf("in another session of the client: %d %s", s.status, s.body)
+		t.Errorf("another session of the client: %d %s", s.status, s.body)
 	}
 	waiting[0].answer(declined)
 	owner := g.known()[0].owner
-	await.Until(t, "room for another", func() bool { return g.heldMeter.Fits(owner, int64(len(callX))) })
+	await.Until(t, "room for another call", func() bool { return g.heldMeter.Fits(owner, int64(len(callX))) })
 	waiting[0] = u.askConfirmation(callX)
 	for _, a := range waiting {
 		a.call.disconnect()
 	}
-	await.Until(t, "nothing to wait", func() bool { return g.heldMeter.Fits(owner, heldCallLimits.OwnerBytes) })
+	await.Until(t, "no waiting calls", func() bool { return g.heldMeter.Fits(owner, heldCallLimits.OwnerBytes) })
 }

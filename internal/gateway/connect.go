@@ -64,7 +64,7 @@ func (c connectAttempt) run() *jsonrpc.Failure {
 		s.NoteAttempt(began, nil)
 	}
 	if c.refusesClient(failure) {
-		c.g.config.Logger.Warn("MCP server refuses a client", zap.String("mcp_server", s.Name),
+		c.g.config.Logger.Warn("MCP server refused the handshake of a client", zap.String("mcp_server", s.Name),
 			zap.String("code", failure.Data.Symbol), zap.String("reason", fault.Reason))
 		return failure
 	}
@@ -226,7 +226,7 @@ func (c connectAttempt) initializeAs(version, session string) (
 ) {
 	r := c.newRequest(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
-	streamable.Session{Era: mcp.Legacy, ID: session}.Sign(r.Header)
+	streamable.Session{Era: mcp.Legacy, ID: session}.SetHeaders(r.Header)
 	reader, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return reader, result, failure
 }
@@ -240,12 +240,12 @@ func (c connectAttempt) discover() (result []byte, failure *jsonrpc.Failure) {
 		defer cancel()
 		c.ctx = ctx
 	}
-	for again := true; ; again = false {
+	for mayRetry := true; ; mayRetry = false {
 		r := c.newRequest(c.link)
 		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.meta("")))
-		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
+		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.SetHeaders(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
-		if failure == nil || !again || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
+		if failure == nil || !mayRetry || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
 			break
 		}
 		// The server refused a version that it offers. Try again: another process may answer.
@@ -352,9 +352,9 @@ func (l *link) restoreSession(sc scope) {
 // repeat sends a request on behalf of the client and ignores its result.
 func (l *link) repeat(sc scope, method string, params []byte) {
 	r, _, _ := l.newRequest(sc)
-	ignore := responseHandler{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
 	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
-		sc.g.config.Logger.Warn("request of client not repeated to MCP server",
+		sc.g.config.Logger.Warn("log level or subscription of client not sent to MCP server",
 			zap.String("mcp_server", l.serverName), zap.String("mcp_method", method), zap.Error(failure))
 	}
 }

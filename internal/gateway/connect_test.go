@@ -74,7 +74,7 @@ func TestRefusedVersions(t *testing.T) {
 		a.write(w, http.StatusBadRequest, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,`+
 			`"message":"Unsupported protocol version","data":{"supported":[%s]}}}`, a.id(), code, supported))
 	}
-	t.Run("the same again", func(t *testing.T) {
+	t.Run("the same version again", func(t *testing.T) {
 		p := modernPeer("a")
 		p.handle("server/discover", func(w http.ResponseWriter, a *incoming) {
 			p.handle("server/discover", nil)
@@ -93,14 +93,14 @@ func TestRefusedVersions(t *testing.T) {
 			}
 		}
 	})
-	t.Run("for ever", func(t *testing.T) {
+	t.Run("without end", func(t *testing.T) {
 		p := modernPeer("a").handle("server/discover",
 			func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2026-07-28"`) })
 		if s := newGateway(t, nil, p).modern(t).call("a::x"); s.code() == 0 || p.count("server/discover") != 2 {
 			t.Errorf("got %s after %d attempts", s.body, p.count("server/discover"))
 		}
 	})
-	t.Run("an older one", func(t *testing.T) {
+	t.Run("an older version", func(t *testing.T) {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			p := legacyPeer("a")
 			p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
@@ -136,7 +136,7 @@ func TestRefusedVersions(t *testing.T) {
 	})
 }
 
-// A repeated call has another id, and the client gets its own id back.
+// A repeated call has a new id at the server. The response has the id of the client.
 func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 	check := func(t *testing.T, p *fakeServer, n int) {
 		t.Helper()
@@ -165,7 +165,7 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 		}
 		check(t, p, 2)
 	})
-	t.Run("after input that the gateway gives", func(t *testing.T) {
+	t.Run("after input from the gateway", func(t *testing.T) {
 		p := modernPeer("a").handle("tools/call", inputTool(2))
 		u := newGateway(t, func(c *Config) {
 			c.Servers[0].Answers = []upstream.Answer{{Method: "elicitation/create", Action: upstream.Respond,
@@ -208,7 +208,8 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 	})
 }
 
-// A client that resumes a call gets the answer with its own id, even if the server has another one.
+// A client that resumes a call gets the response with its own id, even if the call was repeated
+// with another one.
 func TestRepeatedCallsAreResumed(t *testing.T) {
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
@@ -268,7 +269,7 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 			t.Errorf("got %s", s.body)
 		}
 	}
-	t.Run("not where headers have no meaning", func(t *testing.T) {
+	t.Run("endpoints without headers", func(t *testing.T) {
 		child := modernPeer("b").hasList("tools/list", "tools", invalidTool)
 		legacy := legacyPeer("a").hasList("tools/list", "tools", invalidTool)
 		u := newGateway(t, func(c *Config) { c.Servers[1].ChildrenOnly = true }, legacy, child).legacy(t)
@@ -278,8 +279,8 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 	})
 }
 
-// If headers are missing, the gateway lists the tools again and repeats the call, for clients that
-// cannot set them. Other clients get the error.
+// If headers are missing, the gateway lists the tools again and repeats the call, except for
+// clients that could set them: these get the error.
 func TestMissingParamHeaders(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := modernPeer("a").hasTools("x")
@@ -320,7 +321,7 @@ func TestMissingParamHeaders(t *testing.T) {
 }
 
 // Health checks use the era of the server.
-func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
+func TestProbesUseTheEraOfTheServer(t *testing.T) {
 	for want, p := range map[string]*fakeServer{"ping": legacyPeer("a"), "server/discover": modernPeer("a")} {
 		g := newGateway(t, nil, p)
 		g.modern(t).call("a::x")
@@ -353,7 +354,7 @@ func TestCancelledCallIsNotRepeated(t *testing.T) {
 	u.notify("notifications/cancelled", `{"requestId":7}`)
 	call.waitEnd()
 	if n := p.count("tools/call"); n != 1 {
-		t.Errorf("the server has got the call %d times", n)
+		t.Errorf("the server got %d calls", n)
 	}
 }
 

@@ -17,8 +17,8 @@ import (
 )
 
 // A modern client may continue a held call at another replica than the one that holds it. The
-// holding replica passes the client's responses to the server and returns the messages of the server.
-// All else happens where the client is: it is identified, admitted and answered there.
+// holding replica passes the client's responses to the server and returns the messages of the
+// server. The other replica does the rest: it identifies, admits and answers the client.
 
 // A continuation tells the replica that holds a call about the request that continues it. The
 // responses of the client follow on the connection.
@@ -61,16 +61,16 @@ type heldEnd struct {
 }
 
 var (
-	forwardedCalls = quota.NewKind("forwarded_calls")
-	forwardLimits  = quota.Limits{Entries: 1_000, OwnerEntries: 100, Bytes: 256 << 20, OwnerBytes: 64 << 20}
+	forwardedCallsQuota = quota.NewKind("forwarded_calls")
+	forwardLimits       = quota.Limits{Entries: 1_000, OwnerEntries: 100, Bytes: 256 << 20, OwnerBytes: 64 << 20}
 )
 
 // withReplica adds the name of this replica to the key of a held call, if there are other replicas.
 func (s *State) withReplica(key string) string {
-	if s.lines == nil {
+	if s.peers == nil {
 		return key
 	}
-	s.lines.Listen()
+	s.peers.Listen()
 	return key + " " + s.space.Replica
 }
 
@@ -93,7 +93,7 @@ func (c *call) continueAt(replica, key string) *jsonrpc.Failure {
 		return jsonrpc.TooManyServerRequests(c.link.serverName)
 	}
 	defer c.g.forwardMeter.Give(c.client.owner, bytes)
-	conn := c.g.lines.Dial(replica)
+	conn := c.g.peers.Dial(replica)
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
 	err := gob.NewEncoder(conn).Encode(continuation{
@@ -140,11 +140,11 @@ func (f *remoteCall) next(c *call) (msg heldMessage, ok bool) {
 	case r.Large != nil:
 		msg.large = &largeResponse{&remoteLarge{remoteCall: f}, r.Large.ID, r.Large.Typed}
 	default:
-		var read nameReader
-		if read.parse(&msg.message, r.Message) != nil { // the other replica has parsed it, too
+		var names nameReader
+		if names.parse(&msg.message, r.Message) != nil { // the other replica has parsed it, too
 			msg.failure = jsonrpc.InvalidResponse(c.link.serverName)
 		}
-		msg.names = read.names
+		msg.names = names.names
 	}
 	return msg, true
 }
@@ -247,14 +247,14 @@ func (s *State) serveContinuation(conn *replicas.Conn) {
 func (g *Gateway) latest() *Gateway {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for g.left && g.succession.current != nil {
+	for g.removed && g.succession.current != nil {
 		g = g.succession.current
 	}
 	return g
 }
 
-// continueFor sends the responses of the client to the server, and the messages of the server to the
-// other replica.
+// continueFor sends the responses of the client to the server, and the messages of the server to
+// the other replica.
 func (held *heldCall) continueFor(conn *replicas.Conn, out *gob.Encoder, header http.Header, answers []byte) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(held.ctx))
 	defer cancel()

@@ -35,9 +35,9 @@ func twoReplicas(t testing.TB, peers ...*fakeServer) (engine *replicastest.Engin
 	return engine, newMemoryReplica(t, engine, nil, peers...), newMemoryReplica(t, engine, nil, peers...)
 }
 
-// Answers may go to the same or another replica. Client, server and call counts do not see the
-// difference.
-func TestHeldElsewhere(t *testing.T) {
+// A client may respond to the same or another replica. Neither the client, the server nor the
+// counts of calls show a difference.
+func TestCallsHeldElsewhere(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(5))
 	one := newGateway(t, nil, p)
 	_, a, b := twoReplicas(t, p)
@@ -69,7 +69,7 @@ func TestHeldElsewhere(t *testing.T) {
 			received, sent = received+c.Received, sent+c.Sent
 		}
 		if received == 0 || sent == 0 {
-			t.Errorf("%d and %d bytes are counted", received, sent)
+			t.Errorf("counted %d and %d bytes", received, sent)
 		}
 		called := 0
 		for _, r := range records {
@@ -97,16 +97,16 @@ func TestHeldElsewhere(t *testing.T) {
 		}
 	}
 	if n := p.count("initialize"); n != 2 {
-		t.Errorf("%d sessions were begun: B needs none", n)
+		t.Errorf("%d sessions began, want none at B", n)
 	}
-	await.Until(t, "nothing to be held", func() bool {
-		return keptCalls.Usage().Entries == 0 &&
-			forwardedCalls.Usage().Entries == 0
+	await.Until(t, "no held calls", func() bool {
+		return heldCallsQuota.Usage().Entries == 0 &&
+			forwardedCallsQuota.Usage().Entries == 0
 	})
 }
 
 // Messages before the answer arrive in order, with the progress token of the waiting request.
-func TestHeldElsewhereNotices(t *testing.T) {
+func TestCallsHeldElsewhereWithNotifications(t *testing.T) {
 	const notices = 200
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.ask(w, "7", "elicitation/create", `{}`)
@@ -139,10 +139,10 @@ func TestHeldElsewhereNotices(t *testing.T) {
 }
 
 // Disconnecting at one replica cancels a call held by another.
-func TestHeldElsewhereHangUp(t *testing.T) {
+func TestCallsHeldElsewhereDisconnect(t *testing.T) {
 	for name, begin := range map[string]script{
-		"before the answer": func(w http.ResponseWriter, a *incoming) {},
-		"in mid-answer": func(w http.ResponseWriter, a *incoming) {
+		"before the response": func(w http.ResponseWriter, a *incoming) {},
+		"during the response": func(w http.ResponseWriter, a *incoming) {
 			_, _ = io.WriteString(w, `data: {"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+
 				strings.Repeat("x", 2*streamable.MaxHeld))
 			_ = http.NewResponseController(w).Flush()
@@ -182,7 +182,7 @@ func TestHeldElsewhereHangUp(t *testing.T) {
 }
 
 // Only the client that began a call can continue it, and only with the same call.
-func TestHeldElsewhereOfAnother(t *testing.T) {
+func TestCallsHeldElsewhereForOtherClients(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(1))
 	_, a, b := twoReplicas(t, p)
 	u := a.modern(t)
@@ -205,8 +205,8 @@ func TestHeldElsewhereOfAnother(t *testing.T) {
 	}
 }
 
-// Large answers of clients and servers pass.
-func TestHeldElsewhereLarge(t *testing.T) {
+// Large responses of clients and servers are forwarded completely.
+func TestLargeCallsHeldElsewhere(t *testing.T) {
 	text := strings.Repeat("0123456789", 500_000)
 	for name, answer := range map[string]func(w http.ResponseWriter, a *incoming, end string){
 		"whole":  func(w http.ResponseWriter, a *incoming, begin string) { a.send(w, begin+`"}}`) },
@@ -229,13 +229,13 @@ func TestHeldElsewhereLarge(t *testing.T) {
 			case name == "whole" && (s.answer != want || s.broken != nil):
 				t.Errorf("got %d bytes, %v: %.200s", len(s.answer), s.broken, s.answer)
 			case name == "broken" && s.broken == nil:
-				t.Errorf("it does not break off: %.200s", s.body)
+				t.Errorf("the response is complete: %.200s", s.body)
 			}
 		})
 	}
 }
 
-func TestManyHeldElsewhere(t *testing.T) {
+func TestManyCallsHeldElsewhere(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(2))
 	_, a, b := twoReplicas(t, p)
 	var all sync.WaitGroup
@@ -256,7 +256,7 @@ func TestManyHeldElsewhere(t *testing.T) {
 	all.Wait()
 }
 
-// A client can continue 100 calls at other replicas at a time. Another one stays held.
+// A client can continue 100 calls at other replicas at a time. Further calls stay held.
 func TestForwardedCallsAreBounded(t *testing.T) {
 	_, a, b := twoReplicas(t, legacyPeer("a").handle("tools/call", askingTool(1)))
 	u := a.modern(t)
@@ -265,7 +265,7 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 	for _, g := range []*testGateway{b, a} {
 		for range forwardLimits.OwnerEntries {
 			if !g.forwardMeter.Take("x", 1) {
-				t.Fatal("the quota is used up")
+				t.Fatal("the quota is already used")
 			}
 		}
 		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.symbol() != "busy" {
@@ -286,27 +286,27 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 	}
 }
 
-// A call held by a replica that is gone counts as expired.
-func TestHeldByDeadReplica(t *testing.T) {
+// A call held by a replica that has ended counts as expired.
+func TestCallsHeldByDeadReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, a, b := twoReplicas(t, legacyPeer("a").handle("tools/call", askingTool(1)))
 		u := a.modern(t)
 		in, key := readInput(t, u.call("a::x"))
-		a.lines.Close()
+		a.peers.Close()
 		began := time.Now()
 		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.code() != jsonrpc.CodeInvalidParams ||
 			!strings.Contains(s.body, "requestState") {
 			t.Errorf("got %s", s.body)
 		}
 		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("it took %v", took)
+			t.Errorf("took %v", took)
 		}
 	})
 }
 
 // While the store is unavailable, the client gets an error and can continue later. It does not
 // notice short outages.
-func TestHeldElsewhereWithoutStore(t *testing.T) {
+func TestCallsHeldElsewhereWithoutStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running sync.WaitGroup
 		defer running.Wait()
@@ -339,7 +339,7 @@ func TestHeldElsewhereWithoutStore(t *testing.T) {
 	})
 }
 
-// A replica that ends cancels the calls that it continues for others.
+// A replica that stops cancels the calls that it continues for other replicas.
 func TestDestructEndsForwardedCalls(t *testing.T) {
 	going := make(chan struct{})
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -353,7 +353,7 @@ func TestDestructEndsForwardedCalls(t *testing.T) {
 	answer := make(chan reply)
 	go func() { answer <- u.atGateway(b).retry("a::x", in, key, "{}") }()
 	<-going
-	a.lines.Close()
+	a.peers.Close()
 	if s := <-answer; s.symbol() != "connect_error" {
 		t.Errorf("got %s", s.body)
 	}
@@ -368,11 +368,11 @@ func TestCallsWithoutList(t *testing.T) {
 		`{"name":"` + long + `","inputSchema":{"type":"object"}}`, invalidTool,
 	}
 	calls := map[string]string{
-		"an argument that no header repeats": `{"name":"a::x","arguments":{"region":"eu"}}`,
-		"a focus":                            `{"name":"a::x","arguments":{"aim":"y"}}`,
-		"an invalid definition":              `{"name":"a::bad","arguments":{}}`,
-		"a long name":                        "",
-		"an unknown tool":                    `{"name":"a::none","arguments":{}}`,
+		"an argument without its header": `{"name":"a::x","arguments":{"region":"eu"}}`,
+		"a focus":                        `{"name":"a::x","arguments":{"aim":"y"}}`,
+		"an invalid definition":          `{"name":"a::bad","arguments":{}}`,
+		"a long name":                    "",
+		"an unknown tool":                `{"name":"a::none","arguments":{}}`,
 	}
 	for what, params := range calls {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {

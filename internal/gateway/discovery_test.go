@@ -29,7 +29,8 @@ func (u *testClient) use(tool, arguments string) reply {
 	return u.ask("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)
 }
 
-// originalsMask is a Mask that changes nothing and has originals, by client and handle.
+// originalsMask is a Mask that changes nothing. It returns the originals in the map, by client and
+// handle.
 type originalsMask map[string]string
 
 func (originalsMask) Serve(w http.ResponseWriter, r *http.Request, _ upstream.MaskRequest,
@@ -100,7 +101,7 @@ func TestDiscovery(t *testing.T) {
 			}
 		}
 		if n := peers[1].count("tools/call"); n != 0 {
-			t.Errorf("%d calls were passed on", n)
+			t.Errorf("%d calls reached the server", n)
 		}
 		s = u.use("call_tool", `{"name":"a::get_weather","arguments":{`+oddJSON+`}}`)
 		if text, _ := s.text(); text != "a" {
@@ -201,7 +202,7 @@ func TestOwnToolsAndTemplates(t *testing.T) {
 			t.Errorf("got %s", s.body)
 		}
 		if n := peers[0].count("resources/read"); n != 0 {
-			t.Errorf("%d were passed on", n)
+			t.Errorf("%d requests reached the server", n)
 		}
 	})
 }

@@ -117,7 +117,7 @@ func (o *Operator) Describe(name, client string) (d Description) {
 		}
 	})
 	if d.Failure != nil {
-		d.Reason = s.Fault(d.Failure, mcp.ListKinds[mcp.Tools].Method, o.wait()).Reason
+		d.Reason = s.Fault(d.Failure, mcp.ListKinds[mcp.Tools].Method, o.serverTimeout()).Reason
 	}
 	return d
 }

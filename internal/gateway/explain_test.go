@@ -50,7 +50,7 @@ func explainedPeers() []*fakeServer {
 func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
 	for name, configure := range map[string]func(*Config){
 		"no rules":            nil,
-		"nothing is allowed":  rulesForAll("deny *"),
+		"everything denied":   rulesForAll("deny *"),
 		"tools by name":       rulesForAll("allow a::read_*", "allow *::put_x", "deny *"),
 		"read only":           rulesForAll("allow read_only", "deny *"),
 		"not destructive":     rulesForAll("deny destructive", "allow *"),
@@ -133,7 +133,7 @@ func checkExplanation(t *testing.T, u *testClient, server string, e Explanation)
 	}
 }
 
-// Some items are hidden from a client whatever its rules.
+// Some items are hidden from a client regardless of its rules.
 func TestExplainedReasons(t *testing.T) {
 	tool := func(name, description string) string {
 		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
@@ -173,7 +173,7 @@ func TestExplainedReasons(t *testing.T) {
 	}
 }
 
-// The operator also connects to servers that the client may not use, and leaves no state for the
+// The operator also connects to servers that the client may not use. This leaves no state for the
 // client.
 func TestExplainAsksAsTheOperator(t *testing.T) {
 	down := newPeer("down")
@@ -204,16 +204,16 @@ func TestExplainAsksAsTheOperator(t *testing.T) {
 		}
 	}
 	if n := len(a.alive); n > 0 {
-		t.Errorf("%d sessions are left", n)
+		t.Errorf("%d sessions remain", n)
 	}
 	caller := g.rules.Caller("")
 	if _, notified := g.shared.ToolNotes(g.servers["a"], &caller, http.Header{}).Annotations("x"); notified {
 		t.Error("the annotations count as listed for the client")
 	}
-	g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
+	g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("the request of %s was counted", label) })
 }
 
-// Denied items are in no list, but take memory while they are explained.
+// Denied items are not listed, but their explanations take memory, which is limited.
 func TestExplanationHasALimit(t *testing.T) {
 	page := 0
 	p := legacyPeer("a").handle("resources/list", func(w http.ResponseWriter, a *incoming) {
@@ -228,7 +228,7 @@ func TestExplanationHasALimit(t *testing.T) {
 	}
 }
 
-// Describe uses the tool's server only, in one session, whatever the client sees.
+// Describe uses only the server of the tool, in one session, whichever tools the client sees.
 func TestDescribe(t *testing.T) {
 	tool := func(name, description string) string {
 		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
@@ -271,10 +271,10 @@ func TestDescribe(t *testing.T) {
 			}
 		}
 		if n := len(a.alive); n != alive {
-			t.Errorf("%d sessions are left", n-alive)
+			t.Errorf("%d sessions remain", n-alive)
 		}
 		if now := b.count("tools/list"); now != asked {
-			t.Errorf("the other server was asked %d times", now-asked)
+			t.Errorf("the other server got %d requests", now-asked)
 		}
 		a.down.Store(true)
 		if d := describe("a::free", "ann"); d.Failure == nil || d.Reason == "" || d.Tool != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// knowsTasks are the capabilities of a client that supports the tasks extension.
-const knowsTasks = `{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}`
+// tasksCapabilities are the capabilities of a client that supports the tasks extension.
+const tasksCapabilities = `{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}`
 
 // taskServer returns a modern server whose calls become tasks, all with the id 1.
 func taskServer(name string) *fakeServer {
@@ -37,7 +37,7 @@ func taskServer(name string) *fakeServer {
 func TestTasksOfTheExtension(t *testing.T) {
 	peers := []*fakeServer{taskServer("a"), taskServer("b")}
 	u := newGateway(t, nil, peers...).modern(t)
-	u.capabilities = knowsTasks
+	u.capabilities = tasksCapabilities
 	for _, p := range peers {
 		id := p.name + "::1"
 		if s := u.call(p.name + "::x"); string(s.Result) != `{"resultType":"task","taskId":"`+id+
@@ -119,7 +119,7 @@ func (g *testGateway) modernPeerOf(name string) *fakeServer {
 	return g.servers[name].Routes.(fakeRoutes).fakeServer
 }
 
-func taskNews(id string) string {
+func taskNotification(id string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"` + id +
 		`","status":"completed","result":{"content":[{"uri":"x://a"}]}}}`
 }
@@ -137,9 +137,9 @@ func TestListeningToTasks(t *testing.T) {
 	const wants = `{"notifications":{"taskIds":["a::1","b::1","b::2","c::1","d::1","1"]}}`
 	if s := u.ask(mcp.MethodListen, wants); s.code() != -32021 ||
 		!strings.Contains(s.body, `"requiredCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}`) {
-		t.Errorf("a client that does not know tasks: got %s", s.body)
+		t.Errorf("a client without tasks: got %s", s.body)
 	}
-	u.capabilities = knowsTasks
+	u.capabilities = tasksCapabilities
 	stream := u.startRequest(mcp.MethodListen, wants)
 	var ack struct {
 		Params struct{ Notifications interests }
@@ -157,10 +157,10 @@ func TestListeningToTasks(t *testing.T) {
 			t.Errorf("%s: got %s", p.name, got)
 		}
 	}
-	sayA(taskNews("2")) // another task
+	sayA(taskNotification("2")) // another task
 	for i, say := range []func(string){sayA, sayB} {
 		name := []string{"a", "b"}[i]
-		say(taskNews("1"))
+		say(taskNotification("1"))
 		e := stream.next()
 		if e.method() != mcp.MethodTask || !strings.Contains(e.data, `"taskId":"`+name+`::1"`) ||
 			!strings.Contains(e.data, mcp.ResourceURI(name, "x://a")) {
@@ -168,7 +168,7 @@ func TestListeningToTasks(t *testing.T) {
 		}
 	}
 	if n := c.count(mcp.MethodListen); n != 0 {
-		t.Errorf("a server without tasks was asked %d times", n)
+		t.Errorf("a server without tasks got %d requests", n)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestListeningToTasksOfOthers(t *testing.T) {
 	configure := func(c *Config) { c.Clients = []*access.Client{{Name: "*", Policy: rulesOf()}} }
 	g := newGateway(t, configure, p)
 	ann, bob := g.modern(t), g.modern(t)
-	ann.capabilities, bob.capabilities, ann.identity, bob.identity = knowsTasks, knowsTasks, "ann", "bob"
+	ann.capabilities, bob.capabilities, ann.identity, bob.identity = tasksCapabilities, tasksCapabilities, "ann", "bob"
 	if s := ann.call("a::x"); s.code() != 0 {
 		t.Fatalf("got %s", s.body)
 	}
@@ -197,13 +197,13 @@ func TestListeningToTasksOfOthers(t *testing.T) {
 	if e := stream.next(); !strings.Contains(e.data, `"taskIds":["a::1"]`) {
 		t.Fatalf("got %s", e.data)
 	}
-	say(taskNews("1"))
+	say(taskNotification("1"))
 	if e := stream.next(); !strings.Contains(e.data, "a::1") {
 		t.Errorf("got %s", e.data)
 	}
-	// A client that may not use all of a server has no tasks there.
+	// A client that may not use everything of a server has no tasks there.
 	restricted := newGateway(t, rulesForAll("allow tool:a::x", "deny a::*"), p).modern(t)
-	restricted.capabilities = knowsTasks
+	restricted.capabilities = tasksCapabilities
 	if s := restricted.ask(mcp.MethodListen, wants); strings.Contains(s.body, "a::1") {
 		t.Errorf("got %s", s.body)
 	}
@@ -242,7 +242,7 @@ func TestMessagesThatBelongToTasks(t *testing.T) {
 	}
 }
 
-// skillServer returns a server with a skill, and its own version of each method about it.
+// skillServer returns a server with a skill and its own responses to each method for skills.
 func skillServer(name string) *fakeServer {
 	p := newPeer(name)
 	p.capabilities = `{"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/skills":{}}}`
@@ -279,7 +279,7 @@ func TestSkills(t *testing.T) {
 			t.Errorf("got %s", list.body)
 		}
 		if peers[2].count("skills/list") != 0 {
-			t.Error("a server without skills was asked for them")
+			t.Error("a server without skills got a request for them")
 		}
 		// A11
 		if got := names(t, u.ask("resources/list", ""), "resources", "uri"); got[0] != mcp.ResourceURI("a",
@@ -319,7 +319,7 @@ func TestSkills(t *testing.T) {
 	})
 }
 
-// A skill consists of its files: resources, which rules apply to.
+// A skill consists of files. These are resources, to which rules apply.
 func TestSkillsThatAClientMayNotRead(t *testing.T) {
 	librarians := func() []*fakeServer { return []*fakeServer{skillServer("a"), newPeer("c")} }
 	configure := rulesForAll("deny resource:a::skill://x/a/SKILL.md", "deny resource:a::skill://x/a/b",
@@ -347,7 +347,7 @@ func TestSkillsThatAClientMayNotRead(t *testing.T) {
 }
 
 // An unknown method is forwarded to the server of the resource that it names, if the client may use
-// all of that server.
+// everything of that server.
 func TestMethodsOfOtherExtensions(t *testing.T) {
 	uri := mcp.ResourceURI("a", "x://a")
 	make := func() []*fakeServer {
@@ -378,8 +378,8 @@ func TestMethodsOfOtherExtensions(t *testing.T) {
 	})
 }
 
-// The spelling of a resource URI does not change what a client may do, and does not turn a known
-// method into one of an extension.
+// The spelling of a resource URI does not change the rights of a client, and does not turn a known
+// method into a method of an extension.
 func TestMethodsOfOtherExtensionsByOwnURI(t *testing.T) {
 	const own = `{"uri":"x://a"}`
 	proxy := `{"uri":"` + mcp.ResourceURI("a", "x://a") + `"}`

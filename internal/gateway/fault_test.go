@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Mistakes of clients are not failures of the server.
-func TestWhatARequestSaysOfTheServer(t *testing.T) {
+// Errors of clients are not failures of the server.
+func TestFaultsOfRequests(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	answer := func(status int, contentType, body string) {
 		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -36,11 +36,11 @@ func TestWhatARequestSaysOfTheServer(t *testing.T) {
 			0},
 		{"an error with a status", "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no"}}`,
 			400, true, "", 0},
-		{"params that it does not take", "text/plain", "bad", 400, false, "", 0},
+		{"params that it refuses", "text/plain", "bad", 400, false, "", 0},
 		{"too many requests", "text/plain", "later", 429, false, "", 0},
-		{"credentials that it does not take", "text/plain", "no", 401, false, "HTTP 401 text/plain", upstream.Weak},
-		{"its own failure", "text/html", "<html>", 503, false, "HTTP 503 text/html", upstream.Doubtful},
-		{"a page", "text/html", "<html>", 200, false, "not an MCP server: HTTP 200 text/html", upstream.Doubtful},
+		{"credentials that it refuses", "text/plain", "no", 401, false, "HTTP 401 text/plain", upstream.Weak},
+		{"an unavailable server", "text/html", "<html>", 503, false, "HTTP 503 text/html", upstream.Doubtful},
+		{"an HTML page", "text/html", "<html>", 200, false, "not an MCP server: HTTP 200 text/html", upstream.Doubtful},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			answer(tt.status, tt.contentType, tt.body)
@@ -75,10 +75,10 @@ func TestMissingServersAreNamed(t *testing.T) {
 		configure func(*Config)
 		want      string
 	}{
-		{"a server that may be used", func(c *Config) { c.ReportMissing = true },
+		{"an allowed server", func(c *Config) { c.ReportMissing = true },
 			"Unavailable servers: broken (HTTP status 401). Their tools are missing until they are back."},
 		{"report_missing off", func(*Config) {}, ""},
-		{"a server that may not be used", func(c *Config) {
+		{"a denied server", func(c *Config) {
 			c.ReportMissing = true
 			policy, err := acl.New([]acl.Rule{{Action: acl.Allow, Pattern: "ok::*"}}, acl.Deny)
 			if err != nil {
@@ -103,7 +103,7 @@ func TestMissingServersAreNamed(t *testing.T) {
 	}
 }
 
-// During an outage each call gets the reason.
+// During an outage, the error of each call contains the reason.
 func TestCallsInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // so that no retry happens in between
 		p := legacyPeer("a")

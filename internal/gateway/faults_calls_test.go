@@ -16,10 +16,10 @@ import (
 )
 
 // Fake time: two gateways without a name share clients. Sessions of forgotten clients are ended at
-// the right gateway, and no credentials reach a server of the other gateway with the same name.
+// the right gateway. No credentials reach a server of the same name in the other gateway.
 func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 	for _, last := range []bool{false, true} {
-		t.Run(fmt.Sprint("comes last ", last), func(t *testing.T) {
+		t.Run(fmt.Sprint("created last ", last), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				own, foreign := legacyPeer("fs"), legacyPeer("fs")
 				state, retained, generation := NewState(nil), NewRetained(nil, false), new(int)
@@ -66,8 +66,8 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 	}
 }
 
-// Fake time: clients that came together are forgotten together. Their sessions are ended a few at a
-// time.
+// Fake time: clients that connected together are forgotten together. Their sessions are ended a few
+// at a time.
 func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
@@ -86,12 +86,12 @@ func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 			t.Errorf("%d of %d sessions were ended", n, clients)
 		}
 		if most, places := ends.most.Load(), int32(cap(g.ending)); most > places {
-			t.Errorf("%d at once, there are %d places", most, places)
+			t.Errorf("%d at once, want %d", most, places)
 		}
 	})
 }
 
-// slowEndRoutes take a while to end a session.
+// slowEndRoutes delay the end of a session.
 type slowEndRoutes struct {
 	fakeRoutes
 	open, most atomic.Int32
@@ -108,9 +108,9 @@ func (s *slowEndRoutes) Serve(w http.ResponseWriter, r *http.Request, account st
 	return s.fakeRoutes.Serve(w, r, account)
 }
 
-// Headers of proxies and tracing differ between requests and do not make another client: held calls
-// continue. Other credentials do.
-func TestHeadersThatDifferFromRequestToRequest(t *testing.T) {
+// Headers of proxies and tracing differ between requests of the same client, whose held calls
+// continue. Other credentials make another client.
+func TestHeadersOfSingleRequests(t *testing.T) {
 	same := map[string]bool{}
 	for _, name := range []string{
 		"Cf-Ray", "Cf-Connecting-Ip", "Cdn-Loop", "X-B3-Traceid", "B3", "Sentry-Trace", "X-Datadog-Trace-Id",
@@ -146,7 +146,7 @@ func TestHeadersThatDifferFromRequestToRequest(t *testing.T) {
 
 // Fake time: if a server refuses notifications/initialized, it is not sent with every request, and
 // delays no request.
-func TestServersThatDoNotWantToBeTold(t *testing.T) {
+func TestServersThatRefuseInitialized(t *testing.T) {
 	refusing := func(status int) script {
 		return func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(status) }
 	}
@@ -157,8 +157,8 @@ func TestServersThatDoNotWantToBeTold(t *testing.T) {
 	}{
 		{"400", refusing(400), 1},
 		{"405", refusing(405), 1},
-		{"500, which may pass", refusing(500), 3},
-		{"503, which may pass", refusing(503), 3},
+		{"500, which is temporary", refusing(500), 3},
+		{"503, which is temporary", refusing(503), 3},
 		{"a response that never ends", func(w http.ResponseWriter, a *incoming) {
 			w.WriteHeader(http.StatusAccepted)
 			_ = http.NewResponseController(w).Flush()
@@ -188,8 +188,8 @@ func TestServersThatDoNotWantToBeTold(t *testing.T) {
 	}
 }
 
-// The request kept to end a session later has headers only.
-func TestRequestsThatAreKeptHaveNoBody(t *testing.T) {
+// The stored request to end a session later has no body.
+func TestStoredRequestsHaveNoBody(t *testing.T) {
 	p := legacyPeer("a")
 	g := newInMemory(t, nil, p)
 	defer g.close()
@@ -201,12 +201,12 @@ func TestRequestsThatAreKeptHaveNoBody(t *testing.T) {
 			t.Fatalf("kept %v", l.endRequest)
 		}
 		if l.endRequest.Body != http.NoBody || l.endRequest.GetBody != nil {
-			t.Error("a body is kept")
+			t.Error("a body is stored")
 		}
 	}
 }
 
-// Fake time: an answered call ends, even if the server never ends the stream.
+// Fake time: a call ends with its response, even if the server never ends the stream.
 func TestAnsweredCallsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ended atomic.Bool
@@ -236,8 +236,8 @@ func TestAnsweredCallsEnd(t *testing.T) {
 	})
 }
 
-// Servers that ping treat an error as a dead client. Without a client, the gateway answers.
-func TestServersMayPing(t *testing.T) {
+// Servers that ping treat an error as a closed client. Without a client, the gateway answers.
+func TestPingsOfServers(t *testing.T) {
 	ping := func(p *fakeServer, method, result string) <-chan string {
 		answer := make(chan string, 1)
 		p.handle(method, func(w http.ResponseWriter, a *incoming) {
@@ -259,12 +259,12 @@ func TestServersMayPing(t *testing.T) {
 		method, result string
 		visit          func(u *testClient)
 	}{
-		{"in a call of a client of the modern era", mcp.Modern, "tools/call", `{"content":[]}`,
+		{"in a call of a modern client", mcp.Modern, "tools/call", `{"content":[]}`,
 			func(u *testClient) { u.call("a::x") }},
-		{"on the stream of a client of the modern era", mcp.Modern, "GET", "", listen},
-		{"with a list, to a client of the modern era", mcp.Modern, "tools/list", `{"tools":[]}`,
+		{"on the stream of a modern client", mcp.Modern, "GET", "", listen},
+		{"with a list, to a modern client", mcp.Modern, "tools/list", `{"tools":[]}`,
 			func(u *testClient) { u.ask("tools/list", "") }},
-		{"with a list, to a client of the legacy era that does not listen", mcp.Legacy, "tools/list", `{"tools":[]}`,
+		{"with a list, to a legacy client without a stream", mcp.Legacy, "tools/list", `{"tools":[]}`,
 			func(u *testClient) { u.ask("tools/list", "") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -276,15 +276,15 @@ func TestServersMayPing(t *testing.T) {
 				u.connect()
 			}
 			test.visit(u)
-			await.Until(t, "it is answered", func() bool { return len(answer) > 0 })
+			await.Until(t, "the ping has a response", func() bool { return len(answer) > 0 })
 			if got := <-answer; got != `{"jsonrpc":"2.0","id":"p","result":{}}` {
-				t.Errorf("it was answered %s", got)
+				t.Errorf("the ping got the response %s", got)
 			}
 		})
 	}
 }
 
-// Two processes use one session of a server, and both send their own requests in it.
+// Two processes use one session of a server, and both send requests of their own in it.
 func TestIDsOfReplicas(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	one, two := newInMemory(t, nil, p), newInMemory(t, nil, p)
@@ -310,8 +310,9 @@ func TestIDsOfReplicas(t *testing.T) {
 	}
 }
 
-// A client that gives up while it waits for one server leaves no sessions at the others.
-func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
+// A client that disconnects while the gateway waits for one server leaves no sessions with the
+// others.
+func TestClientsThatDisconnectDuringInitialize(t *testing.T) {
 	quick, slow := legacyPeer("a"), legacyPeer("b").
 		handle("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
 	met := make(chan struct{})
@@ -320,14 +321,14 @@ func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
 	u := g.user(t, mcp.Legacy)
 	const tries = 3
 	for i := range tries {
-		// Each is another audience, for which the servers are unknown.
+		// Each client is another audience, for which the servers are unknown.
 		params := fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"version":"%d"}}`, i)
 		live := u.start(http.MethodPost, u.request("1", "initialize", params))
 		<-met
 		slow.waitFor(t, "initialize", i+1)
 		live.disconnect()
 	}
-	await.Until(t, "no session is left", func() bool {
+	await.Until(t, "no session remains", func() bool {
 		quick.mu.Lock()
 		defer quick.mu.Unlock()
 		return quick.last == tries && len(quick.alive) == 0
@@ -350,7 +351,7 @@ func (m signalingRoutes) Serve(w http.ResponseWriter, r *http.Request, account s
 }
 
 // If a server refuses the response to its request, the call is canceled.
-func TestServersThatDoNotTakeAnAnswer(t *testing.T) {
+func TestServersThatRefuseAResponse(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(1))
 	p.onUnknownSession = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }
 	g := newInMemory(t, nil, p)
@@ -386,8 +387,8 @@ func TestCallsDoNotWaitForLists(t *testing.T) {
 	})
 }
 
-// A request gets one answer, however large the second one is.
-func TestSecondAnswersThatAreLarge(t *testing.T) {
+// A request gets one response, even if the server sends a second, large one.
+func TestLargeSecondResponses(t *testing.T) {
 	large := `{"content":"` + strings.Repeat("x", 2<<20) + `"}`
 	for name, first := range map[string]string{
 		"the only message": "",
@@ -409,11 +410,11 @@ func TestSecondAnswersThatAreLarge(t *testing.T) {
 	}
 }
 
-// Fake time: calls whose server is gone return their quota.
-func TestPlacesOfCallsThatAreOver(t *testing.T) {
+// Fake time: calls whose server disconnects free their quota.
+func TestQuotaOfEndedCalls(t *testing.T) {
 	for name, end := range map[string]script{
-		"it breaks off": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
-		"it ends":       func(http.ResponseWriter, *incoming) {},
+		"server aborts": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"server ends":   func(http.ResponseWriter, *incoming) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -436,7 +437,7 @@ func TestPlacesOfCallsThatAreOver(t *testing.T) {
 				held := len(g.held)
 				g.mu.Unlock()
 				if held > 0 {
-					t.Errorf("%d calls are held", held)
+					t.Errorf("%d calls are still held", held)
 				}
 				if s := u.retry("a::x", in, key, `{}`); s.code() == 0 {
 					t.Errorf("got %s", s.body)

@@ -20,8 +20,8 @@ import (
 // acknowledged is the first message of a modern stream.
 const acknowledged = "notifications/subscriptions/acknowledged"
 
-// A stream is complete before other goroutines can find it. A subscription that found an incomplete
-// one would panic.
+// A stream is complete before other goroutines can find it. A subscription that finds an incomplete
+// stream would panic.
 func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	p := modernPeer("a")
 	p.acceptListen()
@@ -42,7 +42,7 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 		for ctx.Err() == nil {
 			for _, s := range c.openStreams() {
 				if s.g.Load() == nil {
-					t.Error("a stream without servers")
+					t.Error("the stream has no servers")
 					return
 				}
 			}
@@ -73,7 +73,7 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	others.Wait()
 }
 
-// A recordedWriter is a response writer that records how it is used.
+// A recordedWriter is a response writer that records its use.
 type recordedWriter struct {
 	mu       sync.Mutex
 	header   http.Header
@@ -109,8 +109,7 @@ func (w *recordedWriter) touch(f func()) {
 	f()
 }
 
-// state returns how often the response was used, what was written to it, and whether it has a
-// deadline.
+// state returns the number of uses, the text written so far, and whether a deadline is set.
 func (w *recordedWriter) state() (touched int, written string, pressed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,11 +127,11 @@ func (w recordedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: w.header, Body: http.NoBody}, nil
 }
 
-// Over HTTP/2 a deadline ends a stream even while nothing is written. So it is set only during
-// writes. Otherwise each call that is idle for a while would be lost, for example while a person
-// thinks about a question.
-func TestSilenceHasNoDeadline(t *testing.T) {
-	t.Run("whatever is written", func(t *testing.T) {
+// Over HTTP/2, a deadline ends a stream even while nothing is written, so it is set only during
+// writes. Otherwise calls that are silent for a while would be lost, for example while a person
+// decides.
+func TestDeadlinesOnlyDuringWrites(t *testing.T) {
+	t.Run("all kinds of writes", func(t *testing.T) {
 		w := &recordedWriter{header: http.Header{}}
 		o := streamable.NewWriter(w, http.Header{"Accept": {"text/event-stream"}})
 		e := &streamable.Event{ID: "1", Data: []byte("{}")}
@@ -140,24 +139,24 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 			name string
 			do   func()
 		}{
-			{"the beginning", o.Begin},
+			{"the start", o.Begin},
 			{"an event", func() { o.Event(e) }},
 			{"a comment", o.KeepAlive},
-			{"a large answer", func() {
+			{"a large response", func() {
 				large := o.Large(e, true)
 				_, _ = large.Write([]byte("{}"))
 				_ = large.Close()
 			}},
-			{"an answer", func() { o.Answer(http.StatusOK, e) }},
+			{"a response", func() { o.Answer(http.StatusOK, e) }},
 			{"the end", o.Close},
 		} {
 			step.do()
 			if _, _, pressed := w.state(); pressed {
-				t.Errorf("%s leaves a deadline", step.name)
+				t.Errorf("after %s, a deadline is still set", step.name)
 			}
 		}
 		if w.late {
-			t.Error("something was written without a deadline")
+			t.Error("a write had no deadline")
 		}
 	})
 	for _, client := range []mcp.Era{mcp.Legacy, mcp.Modern} {
@@ -167,7 +166,7 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 				p := newPeer("a").handle("tools/call", func(up http.ResponseWriter, a *incoming) {
 					a.send(up, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
 						`"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
-					await.Until(t, "the client has it, and all the time to wait for more", func() bool {
+					await.Until(t, "the client has received the event, without a deadline", func() bool {
 						_, written, pressed := w.state()
 						return strings.HasSuffix(written, "\n\n") && !pressed
 					})
@@ -193,9 +192,9 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 	}
 }
 
-// A goroutine that found a stream may write late. After the response has ended, its writer belongs
-// to another response.
-func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
+// A goroutine that found a stream may write late. After the end of a response, its writer may
+// belong to another response.
+func TestNoWritesAfterTheEndOfAResponse(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("a client of era ", era), func(t *testing.T) {
 			p := legacyPeer("a")
@@ -217,20 +216,20 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 				defer close(ended)
 				_, _ = u.do(ctx, method, body)
 			}()
-			await.Until(t, "it has begun", func() bool { touched, _, _ := w.state(); return touched > 0 })
+			await.Until(t, "the response has begun", func() bool { touched, _, _ := w.state(); return touched > 0 })
 			c := g.known()[0]
-			streams := c.openStreams() // from here on, writes may be late
+			streams := c.openStreams() // later writes may be late
 			l := c.linkTo(g.config.Servers[0])
 			var m jsonrpc.Message
 			_ = m.Read([]byte(toolsChanged))
 			if len(streams) != 1 || !streams[0].deliver(g.Gateway, l, &m, "") {
-				t.Fatal("no client listens")
+				t.Fatal("there is no open stream")
 			}
 			hangUp()
 			<-ended
 			before, _, _ := w.state()
 			if streams[0].deliver(g.Gateway, l, &m, "") {
-				t.Error("it was not delivered")
+				t.Error("the message was not delivered")
 			}
 			streams[0].announce(mcp.Tools)
 			out := streams[0].req.out
@@ -240,14 +239,14 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 			out.Answer(http.StatusOK, &streamable.Event{Data: m.Raw})
 			out.Close()
 			if after, written, _ := w.state(); after != before {
-				t.Errorf("it was used %d times after its end: %s", after-before, written)
+				t.Errorf("the writer was used %d times after the response ended: %s", after-before, written)
 			}
 		})
 	}
 }
 
-// Each subscription at a modern server takes a stream. Their number is limited, and clients get an
-// error beyond that.
+// Each subscription at a modern server takes a stream, so their number is limited. Beyond the
+// limit, clients get an error.
 func TestTooManySubscriptions(t *testing.T) {
 	for era, most := range map[mcp.Era]int{mcp.Legacy: maxSubscriptions, mcp.Modern: maxListeners} {
 		t.Run(fmt.Sprint("a server of era ", era), func(t *testing.T) {
@@ -269,7 +268,7 @@ func TestTooManySubscriptions(t *testing.T) {
 				}
 			}
 			if n := max(p.count(mcp.MethodListen)-1, p.count("resources/subscribe")); n > most {
-				t.Errorf("the server was asked %d times", n)
+				t.Errorf("the server got %d requests", n)
 			}
 			if s := subscribe("resources/subscribe", 0); s.code() != 0 {
 				t.Errorf("an existing subscription: got %s", s.body)
@@ -282,8 +281,8 @@ func TestTooManySubscriptions(t *testing.T) {
 	}
 }
 
-// Fake time: many servers allow one stream per session. The subscriptions of a second stream stay,
-// and it gets what the first one receives.
+// Fake time: many servers allow one stream per session. The subscriptions of a second stream
+// remain, and it receives what the first stream receives.
 func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
@@ -333,7 +332,7 @@ func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		check("after a while", true)
 		if n := p.count("resources/unsubscribe"); n > 0 {
-			t.Errorf("it was unsubscribed %d times in between", n)
+			t.Errorf("got %d unsubscribe requests in between", n)
 		}
 		say(updated)
 		two.nextOf("notifications/resources/updated")
@@ -346,9 +345,9 @@ func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 	})
 }
 
-// Unsolicited messages of a server go to all streams of a modern client, whether they come with a
-// list or during a call. Tools that enable other tools send such messages.
-func TestWhatIsSaidBesidesIsForAllStreams(t *testing.T) {
+// Unsolicited messages of a server go to all streams of a modern client, whether they arrive with a
+// list or during a call. A tool that enables other tools sends such messages.
+func TestUnsolicitedMessagesReachAllStreams(t *testing.T) {
 	changing := func(result string) script {
 		return func(w http.ResponseWriter, a *incoming) {
 			a.send(w, toolsChanged)
@@ -381,8 +380,8 @@ func TestWhatIsSaidBesidesIsForAllStreams(t *testing.T) {
 	}
 }
 
-// Updates have the URI that the client used, in its spelling.
-func TestSubscriptionsAsTheClientSpellsThem(t *testing.T) {
+// Updates have the URI as the client spelled it.
+func TestSubscriptionsKeepTheSpelling(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("a server of era ", era), func(t *testing.T) {
 			p := newPeer("a")
@@ -408,8 +407,8 @@ func TestSubscriptionsAsTheClientSpellsThem(t *testing.T) {
 }
 
 // Fake time: the gateway listens again after a server restarts. The server no longer knows the
-// session, which many report with 400, nor its events.
-func TestStreamsOfServersThatWereRestarted(t *testing.T) {
+// session, which many servers report with status 400, nor its events.
+func TestStreamsOfRestartedServers(t *testing.T) {
 	for _, unknownSession := range []int{http.StatusNotFound, http.StatusBadRequest} {
 		for _, unknownEvent := range []int{0, http.StatusNotFound, http.StatusBadRequest} {
 			for _, calls := range []bool{false, true} {
@@ -465,7 +464,7 @@ func TestStreamsOfServersThatWereRestarted(t *testing.T) {
 }
 
 // A client that resumes after an unknown event gets a new stream.
-func TestStreamsResumedAtAServerThatForgot(t *testing.T) {
+func TestStreamsResumedAfterALostSession(t *testing.T) {
 	for _, status := range []int{http.StatusNotFound, http.StatusBadRequest} {
 		p := legacyPeer("a").handle("GET", func(w http.ResponseWriter, a *incoming) {
 			if a.Header.Get("Last-Event-Id") != "" {
@@ -485,8 +484,8 @@ func TestStreamsResumedAtAServerThatForgot(t *testing.T) {
 	}
 }
 
-// A stream that moved to another configuration ends when Caddy exits.
-func TestStreamsThatHaveMovedEndAtTheExit(t *testing.T) {
+// A stream that was moved to another configuration ends when Caddy exits.
+func TestMovedStreamsEndAtExit(t *testing.T) {
 	p := legacyPeer("a")
 	p.keepStreams()
 	g := newGateway(t, nil, p)
@@ -502,8 +501,8 @@ func TestStreamsThatHaveMovedEndAtTheExit(t *testing.T) {
 	}
 }
 
-// A configuration that is gone leaves no limits behind.
-func TestBoundsOfConfigurationsThatAreGone(t *testing.T) {
+// A removed configuration leaves no limits behind.
+func TestLimitsOfRemovedConfigurations(t *testing.T) {
 	g := newInMemory(t, nil, legacyPeer("a"))
 	defer g.close()
 	config := g.config

@@ -19,9 +19,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Servers may identify clients by their own headers. Another key means another client; another
+// Servers may identify clients by their own headers. Another key means another client. Another
 // trace id does not.
-func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
+func TestCredentialsInOtherHeaders(t *testing.T) {
 	for _, header := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "Api-Key",
 		"X-Tenant"} {
 		t.Run(header, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
 			}
 		})
 	}
-	t.Run("headers that say nothing of a client", func(t *testing.T) {
+	t.Run("headers that do not identify a client", func(t *testing.T) {
 		p := legacyPeer("a")
 		g := newGateway(t, nil, p)
 		for i := range 3 {
@@ -73,13 +73,13 @@ func newSharingGateway(state *State, retained *Retained, generation any, peers .
 	return New(testConfig(func(c *Config) { c.Generation = generation }, peers...), state, retained)
 }
 
-// A reload that replaces two gateways keeps each stream with its own gateway, in any order. Streams
+// A reload that replaces two gateways, in any order, keeps each stream at its own gateway. Streams
 // without a clear successor end.
 func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
 	for _, firstComes := range []bool{true, false} {
 		for _, firstGoes := range []bool{true, false} {
 			for _, changed := range []bool{false, true} {
-				t.Run(fmt.Sprint("comes first ", firstComes, ", goes first ", firstGoes, ", changed ", changed),
+				t.Run(fmt.Sprint("starts first ", firstComes, ", closes first ", firstGoes, ", changed ", changed),
 					func(t *testing.T) {
 						a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
 						say := a.keepStreams()
@@ -153,8 +153,8 @@ func TestStreamsEndWithTheirGateway(t *testing.T) {
 	}
 }
 
-// A gateway that replaces another one of its generation takes over its streams, even if there are
-// others with the same name, or an earlier replacement has failed. A later reload finds it.
+// A gateway that replaces another one of its generation takes over its streams. This also holds if
+// there are others with the same name, or an earlier replacement failed. A later reload finds it.
 func TestStreamsMoveWithinAGeneration(t *testing.T) {
 	for _, sibling := range []bool{false, true} {
 		t.Run(fmt.Sprint("with a sibling ", sibling), func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestStreamsMoveWithinAGeneration(t *testing.T) {
 	}
 }
 
-// A stream whose request is running during a reload is opened at the new gateway.
+// A stream that is requested during a reload is opened at the new gateway.
 func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
@@ -219,7 +219,7 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	stream.nextOf("notifications/subscriptions/acknowledged")
 	g.mu.Lock()
 	if len(g.streamsOf(old)) > 0 {
-		t.Error("a stream listens to servers of a configuration that is gone")
+		t.Error("a stream listens to servers of a removed configuration")
 	}
 	g.mu.Unlock()
 	await.Until(t, "the message arrives", func() bool {
@@ -233,9 +233,8 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	})
 }
 
-// In memory: a client that does not read does not block a reload. Otherwise this test would never
-// end.
-func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
+// In memory: a client that does not read does not block a reload. Otherwise this test would hang.
+func TestReloadDoesNotWaitForSlowClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		say := p.keepStreams()
@@ -251,7 +250,7 @@ func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
 		began := time.Now()
 		g.replace(nil, p, legacyPeer("b"))
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("it took %v", took)
+			t.Errorf("took %v", took)
 		}
 		if s := g.legacy(t).call("b::x"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
@@ -292,11 +291,11 @@ func TestResumedCallsOutliveConfigurations(t *testing.T) {
 	}
 }
 
-// askingRoutes answer each response with two more requests.
+// askingRoutes respond to each response of a client with two more requests.
 type askingRoutes struct {
 	fakeRoutes
 	answers *atomic.Int32
-	hold    chan struct{} // if set, answers wait until it is closed
+	hold    chan struct{} // if set, responses wait until it is closed
 }
 
 func (q askingRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
@@ -329,8 +328,8 @@ func isPosted(r *http.Request, is func(*jsonrpc.Message) bool) bool {
 	return err == nil && m.Read(raw) == nil && is(&m)
 }
 
-// A refusal ends the exchange: requests in its response are not refused in turn.
-func TestRefusalsAreNoConversation(t *testing.T) {
+// A refusal ends the exchange: requests in the response to it are not refused in turn.
+func TestRefusalsEndTheExchange(t *testing.T) {
 	const questions = 3
 	ask := func(n int) script {
 		return func(w http.ResponseWriter, a *incoming) {
@@ -353,10 +352,10 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 			if s := u.call("a::x"); !strings.Contains(s.answer, `"done":true`) {
 				t.Errorf("got %s", s.body)
 			}
-			await.Until(t, "the server has its refusals", func() bool { return answers.Load() >= questions })
+			await.Until(t, "the server gets its refusals", func() bool { return answers.Load() >= questions })
 			g.passTime(t)
 			if n := answers.Load(); n != questions {
-				t.Errorf("%d refusals of %d questions", n, questions)
+				t.Errorf("%d refusals of %d server requests", n, questions)
 			}
 		})
 	}
@@ -373,10 +372,10 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		u.ask("tools/list", "")
 		g.passTime(t)
 		if n := answers.Load(); n > 1 {
-			t.Errorf("%d refusals of one question", n)
+			t.Errorf("%d refusals of one server request", n)
 		}
 	})
-	t.Run("more questions than there is room for", func(t *testing.T) {
+	t.Run("too many server requests", func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/call", ask(640))
 		answers, hold := new(atomic.Int32), make(chan struct{})
 		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = askingRoutes{fakeRoutes{p}, answers, hold} }, p)
@@ -396,7 +395,8 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 	})
 }
 
-// passTime sends a request of another client that reaches no server.
+// passTime gives unwanted messages time to arrive. It sends requests of another client, which reach
+// no server.
 func (g *testGateway) passTime(t *testing.T) {
 	t.Helper()
 	for range 20 {
@@ -406,7 +406,7 @@ func (g *testGateway) passTime(t *testing.T) {
 	}
 }
 
-// A client with an open request is remembered, however many others come.
+// A client with an open request is remembered, even if many other clients connect.
 func TestClientsInUseAreNotForgotten(t *testing.T) {
 	crowd := func(g *testGateway) {
 		for i := range 5 {
@@ -417,9 +417,9 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 		}
 	}
 	few := func(c *Config) { c.MaxClients = 1 }
-	t.Run("a question to it", func(t *testing.T) {
-		for name, p := range map[string]*fakeServer{"of the legacy era": legacyPeer("a").handle("tools/call", askingTool(1)),
-			"of the modern era": modernPeer("a").handle("tools/call", inputTool(1))} {
+	t.Run("a server request to it", func(t *testing.T) {
+		for name, p := range map[string]*fakeServer{"legacy server": legacyPeer("a").handle("tools/call", askingTool(1)),
+			"modern server": modernPeer("a").handle("tools/call", inputTool(1))} {
 			g := newGateway(t, few, p)
 			u := g.legacy(t)
 			call := u.startRequest("tools/call", `{"name":"a::x"}`)
@@ -427,7 +427,7 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 			crowd(g)
 			u.respond(question, `{"action":"mine"}`)
 			if e := call.nextOf(""); !strings.Contains(e.data, `"mine"`) {
-				t.Errorf("of a server %s: got %s", name, e.data)
+				t.Errorf("%s: got %s", name, e.data)
 			}
 		}
 	})
@@ -441,7 +441,7 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 		p.waitFor(t, "tools/call", 1)
 		crowd(g)
 		u.notify("notifications/cancelled", `{"requestId":7}`)
-		await.Until(t, "it is canceled", func() bool { return canceled()["me"] })
+		await.Until(t, "the call is canceled", func() bool { return canceled()["me"] })
 	})
 	t.Run("a stream", func(t *testing.T) {
 		p := legacyPeer("a")
@@ -468,8 +468,8 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 	})
 }
 
-// Fake time: a stream that is refused temporarily is retried; one that the server does not have is
-// not. Neither loses its session.
+// Fake time: a stream that a server refuses temporarily is retried. A stream that the server does
+// not support is not. Neither loses its session.
 func TestStreamsThatAreRefused(t *testing.T) {
 	for status, again := range map[int]bool{409: true, 429: true, 408: true, 503: true, 405: false, 404: false,
 		501: false} {
@@ -493,7 +493,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 				case again && n < 3:
 					t.Errorf("tried %d times", n)
 				case !again && n > 2:
-					t.Errorf("a server without a stream was asked for it %d times", n)
+					t.Errorf("a server without streams got %d requests", n)
 				}
 				if n := p.count("initialize"); n != 1 {
 					t.Errorf("initialized %d times", n)
@@ -507,8 +507,8 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	}
 }
 
-// The age of a cached list is subtracted from its TTL. A list of a server that has no such list
-// does not count.
+// The age of a cached list is subtracted from its TTL. Servers without such a list do not affect
+// it.
 func TestAgeOfListsIsCounted(t *testing.T) {
 	type freshness struct {
 		TTL        *int64 `json:"ttlMs"`
@@ -533,18 +533,18 @@ func TestAgeOfListsIsCounted(t *testing.T) {
 		for range 3 {
 			left := 60_000 - time.Since(began).Milliseconds()
 			if f := of(t, u.ask("tools/list", "")); *f.TTL > left || *f.TTL < 0 {
-				t.Errorf("it is good for %d ms, and %d are left", *f.TTL, left)
+				t.Errorf("TTL is %d ms, want at most %d", *f.TTL, left)
 			}
 			time.Sleep(25 * time.Second)
 		}
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 		if f := of(t, u.ask("prompts/list", "")); *f.TTL != 0 || f.CacheScope != "private" {
-			t.Errorf("nothing is good for %d ms, %s", *f.TTL, f.CacheScope)
+			t.Errorf("an empty list has TTL %d ms, %s", *f.TTL, f.CacheScope)
 		}
 	})
-	t.Run("of several pages the shortest time counts", func(t *testing.T) {
+	t.Run("the shortest TTL of several pages", func(t *testing.T) {
 		p := modernPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			if a.message.Text(jsonrpc.Cursor) == "" {
 				a.reply(w, `{"resultType":"complete","tools":[{"name":"x"}],"nextCursor":"2","ttlMs":1000,"cacheScope":"private"}`)
@@ -553,17 +553,17 @@ func TestAgeOfListsIsCounted(t *testing.T) {
 			a.reply(w, `{"resultType":"complete","tools":[{"name":"y"}],"ttlMs":600000,"cacheScope":"public"}`)
 		})
 		if f := of(t, newGateway(t, nil, p).modern(t).ask("tools/list", "")); *f.TTL > 1000 || f.CacheScope != "private" {
-			t.Errorf("good for %d ms, %s", *f.TTL, f.CacheScope)
+			t.Errorf("TTL is %d ms, %s", *f.TTL, f.CacheScope)
 		}
 	})
 }
 
-// Clients may change the escapes of an id that they send back.
-func TestQuestionIDsInAnySpelling(t *testing.T) {
+// Clients may change the escapes in an id when they send it back.
+func TestServerRequestIDsInAnySpelling(t *testing.T) {
 	spellings := map[string]func(id string) string{
-		"as it is":  func(id string) string { return id },
-		"with less": func(id string) string { return strings.ReplaceAll(id, `\u0026`, "&") },
-		"with &, escaped": func(id string) string {
+		"unchanged": func(id string) string { return id },
+		"unescaped": func(id string) string { return strings.ReplaceAll(id, `\u0026`, "&") },
+		"with \\u0026": func(id string) string {
 			return strings.ReplaceAll(strings.ReplaceAll(id, `\u0026`, "&"), "&", `\u0026`)
 		},
 		"in ASCII": func(id string) string { return strings.ReplaceAll(id, "é", `\u00E9`) },
@@ -584,7 +584,7 @@ func TestQuestionIDsInAnySpelling(t *testing.T) {
 	}
 }
 
-// No message is sent before notifications/initialized: some servers refuse it.
+// No message is sent before notifications/initialized, because some servers refuse it.
 func TestInitializedComesBeforeCalls(t *testing.T) {
 	p := legacyPeer("a")
 	telling, goOn := make(chan struct{}), make(chan struct{})
@@ -617,15 +617,15 @@ func TestInitializedComesBeforeCalls(t *testing.T) {
 		live.nextOf("")
 	}
 	if early.Load() {
-		t.Error("a call came before")
+		t.Error("a call arrived before notifications/initialized")
 	}
 	if n := p.count("notifications/initialized"); n != 1 {
-		t.Errorf("it was sent %d times", n)
+		t.Errorf("sent %d times", n)
 	}
 }
 
 // notifications/initialized is sent even if the client disconnects during the handshake.
-func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
+func TestInitializedIsSentAfterADisconnect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		telling := make(chan struct{})
@@ -638,7 +638,7 @@ func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
 				select {
 				case <-a.Context().Done(): // canceled with the client
 					panic(http.ErrAbortHandler)
-				case <-time.After(time.Second): // outlives the client, which is fine, too
+				case <-time.After(time.Second): // may also outlive the client
 				}
 			}
 			notified.Store(true)
@@ -665,8 +665,8 @@ func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
 	})
 }
 
-// A 401 for one client says nothing about the eras of the server.
-func TestRefusalsSayNothingOfEras(t *testing.T) {
+// A response 401 to one client does not determine the era of a server.
+func TestRefusalsDoNotDetermineEras(t *testing.T) {
 	p := newPeer("a")
 	p.eras = [2]bool{true, true}
 	configure := func(c *Config) { c.Servers[0].Routes = keyRoutes{fakeRoutes{p}} }
@@ -677,7 +677,7 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 	legacy.connect()
 	before := p.count("initialize")
 	if s := g.modern(t).call("a::x"); s.code() == 0 {
-		t.Errorf("a stranger got %s", s.body)
+		t.Errorf("unauthorized client: got %s", s.body)
 	}
 	u := g.modern(t)
 	u.header = good
@@ -685,7 +685,7 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 		t.Errorf("got %s", s.body)
 	}
 	if n := p.count("initialize") - before; n > 0 {
-		t.Error("a server of the modern era is spoken to in the other one")
+		t.Error("a modern server got legacy requests")
 	}
 }
 
@@ -702,7 +702,7 @@ func (g keyRoutes) Serve(w http.ResponseWriter, r *http.Request, account string)
 }
 
 // Links to removed servers are dropped.
-func TestLinksOfServersThatAreGone(t *testing.T) {
+func TestLinksOfRemovedServers(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g := newGateway(t, nil, p)
 	u, m := g.legacy(t), g.modern(t)
@@ -716,13 +716,13 @@ func TestLinksOfServersThatAreGone(t *testing.T) {
 	}
 	for _, c := range g.known() {
 		if n := len(c.allLinks()); n > 2 {
-			t.Errorf("a client has %d links to one server", n)
+			t.Errorf("the client has %d links to the server", n)
 		}
 	}
 }
 
 // A running call does not block the reload that removes its gateway.
-func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
+func TestCloseDoesNotWaitForCalls(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a")
 		goOn := make(chan struct{})
@@ -745,7 +745,7 @@ func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
 		select {
 		case <-ended:
 		case <-time.After(await.Patience):
-			t.Errorf("era %d: it waits for a call that is being served", era)
+			t.Errorf("era %d: Close waits for a running call", era)
 		}
 		close(goOn)
 		if e := call.nextOf(""); !strings.Contains(e.data, `"done":true`) {
@@ -781,8 +781,7 @@ func TestSubscriptionsOfOneRequest(t *testing.T) {
 	}
 }
 
-// A session ends while its calls detect a lost session and connect again. Also for the race
-// detector.
+// For the race detector: a session ends while its calls detect a lost session and connect again.
 func TestSessionsThatEndDuringCalls(t *testing.T) {
 	p := legacyPeer("a")
 	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -805,15 +804,15 @@ func TestSessionsThatEndDuringCalls(t *testing.T) {
 		response.Body.Close()
 		all.Wait()
 	}
-	await.Until(t, "no session is left at the server", func() bool {
+	await.Until(t, "no session remains at the server", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return len(p.alive) == 0
 	})
 }
 
-// A call that is open when its session ends does not begin another session, which would never end.
-func TestSessionsThatHaveEndedAreNotBegunAnew(t *testing.T) {
+// A call that is open when its session ends does not start another session, which would never end.
+func TestEndedSessionsAreNotRestarted(t *testing.T) {
 	p := legacyPeer("a")
 	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		p.waitFor(t, "DELETE", 1)

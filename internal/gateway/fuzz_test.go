@@ -20,8 +20,8 @@ import (
 var itemKeys = [mcp.ListKindCount]string{mcp.Tools: "name", mcp.Prompts: "name", mcp.Resources: "uri",
 	mcp.Templates: "uriTemplate", mcp.Tasks: "taskId"}
 
-// A page becomes the items that encoding/json finds in it, each under its shown name and otherwise
-// unchanged.
+// FuzzListing compares the items of a page with those that encoding/json finds. Each item has its
+// shown name and is otherwise unchanged.
 func FuzzListing(f *testing.F) {
 	for _, page := range []string{
 		`{"tools":[{"name":"a","inputSchema":{"x":1.0}},{"name":"\u0062"},{"name":"a"},{"name":7},{}],"nextCursor":"c",` +
@@ -49,7 +49,7 @@ func FuzzListing(f *testing.F) {
 			failure = b.add(&answer)
 		}
 		if !json.Valid(page) && failure == nil {
-			t.Fatalf("%q was taken", page)
+			t.Fatalf("%q was accepted", page)
 		}
 		if failure != nil || jsontest.Repeats(page) {
 			return
@@ -57,7 +57,7 @@ func FuzzListing(f *testing.F) {
 		var result map[string]json.RawMessage
 		var items []json.RawMessage
 		if json.Unmarshal(page, &result) != nil || json.Unmarshal(result[mcp.ListKinds[k].Member], &items) != nil {
-			t.Fatalf("%q was taken", page)
+			t.Fatalf("%q was accepted", page)
 		}
 		var wanted []any
 		seen := map[string]bool{}
@@ -71,14 +71,14 @@ func FuzzListing(f *testing.F) {
 			item[itemKeys[k]] = a.shownName("a", k, name)
 			wanted = append(wanted, item)
 		}
-		list := b.done()
+		list := b.finish()
 		if len(list.Ends) != len(wanted) || len(list.Names) != len(wanted) {
 			t.Fatalf("%q has %d items, want %d", page, len(list.Ends), len(wanted))
 		}
 		for i := range wanted {
 			got := jsontest.Value(list.Item(i)).(map[string]any)
 			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.Names[i] {
-				t.Fatalf("%q: item %d is %s, called %q", page, i, list.Item(i), list.Names[i])
+				t.Fatalf("%q: item %d is %s with name %q", page, i, list.Item(i), list.Names[i])
 			}
 			if original, short := list.Short[list.Names[i]]; short && a.shownName("a", k, original) != list.Names[i] {
 				t.Fatalf("%q stands for %q", list.Names[i], original)
@@ -91,35 +91,36 @@ func FuzzListing(f *testing.F) {
 			}
 		}
 		if all := append(append([]byte{'['}, list.From(0, len(wanted), nil)...), ']'); !json.Valid(all) {
-			t.Fatalf("%q is listed as %q", page, all)
+			t.Fatalf("%q became %q", page, all)
 		}
 		var cursor string
 		_ = json.Unmarshal(result["nextCursor"], &cursor)
 		if b.cursor != cursor {
-			t.Fatalf("%q goes on at %q", page, b.cursor)
+			t.Fatalf("%q continues at %q", page, b.cursor)
 		}
 		if string(result["cacheScope"]) != `"public"` && result["cacheScope"] != nil && !b.fresh.Private {
-			t.Fatalf("%q is public", page)
+			t.Fatalf("scope of %q is public", page)
 		}
 	})
 }
 
-// A session id that was changed in any way is invalid. So are values sealed for another purpose.
+// FuzzSession checks that a session id with any change is invalid, and so are values sealed for
+// another purpose.
 func FuzzSession(f *testing.F) {
 	a := newBareGateway(nil)
 	// The last character has unused bits.
-	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`),
+	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, InitParams: json.RawMessage(`{"a":1}`),
 		Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: mcp.HasTools}}})
 	whole := uint(len(good))
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole-1, uint(1), "B")
 	f.Add(whole, uint(0), "=")
-	f.Add(whole/2, uint(0), "\n") // a second spelling of a session id kept the session alive after its end
+	f.Add(whole/2, uint(0), "\n") // another spelling of a session id kept the session alive after its end
 	f.Add(whole/2, uint(0), " ")
 	f.Add(uint(0), whole, "e30")
 	f.Add(uint(0), whole, strings.Repeat("A", 40))
 	f.Add(uint(3), uint(1), "+")
-	for i := range uint(64) { // and so did other values of the unused bits
+	for i := range uint(64) { // like other values of the unused bits
 		f.Add(whole-1, uint(1), string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[i]))
 	}
 	f.Fuzz(func(t *testing.T, start, cut uint, put string) {
@@ -128,20 +129,20 @@ func FuzzSession(f *testing.F) {
 		id := good[:start] + put + good[start+cut:]
 		opened, ok := a.sealer.openTicket(id)
 		if ok != (id == good) || ok && opened.Identity != "ann" {
-			t.Fatalf("%q was opened: %+v", id, opened)
+			t.Fatalf("%q is valid: %+v", id, opened)
 		}
 		if _, ok := a.sealer.Open("call", id); ok {
-			t.Fatalf("%q was opened as a call", id)
+			t.Fatalf("%q is valid for a call", id)
 		}
-		// Sealed content is valid, whatever it is.
-		if inside, ok := a.sealer.openTicket(a.sealer.Seal("session", []byte(put))); ok && !json.Valid(inside.Hello) &&
-			inside.Hello != nil {
-			t.Fatalf("%q was opened: %+v", put, inside)
+		// Whatever is sealed, an opened ticket has valid JSON.
+		if inside, ok := a.sealer.openTicket(a.sealer.Seal("session", []byte(put))); ok && !json.Valid(inside.InitParams) &&
+			inside.InitParams != nil {
+			t.Fatalf("%q is valid: %+v", put, inside)
 		}
 	})
 }
 
-// Answers reach clients with shown names and are otherwise unchanged.
+// FuzzRewritten checks that responses reach clients with shown names and are otherwise unchanged.
 func FuzzRewritten(f *testing.F) {
 	for _, answer := range []string{
 		`{"id":1,"result":{"contents":[{"uri":"x:\/\/a", "text":"x"},{"blob":"","uri":"x://\u00e9"}]}}`,
@@ -167,7 +168,7 @@ func FuzzRewritten(f *testing.F) {
 		before := bytes.Clone(raw)
 		got := rewritten(a, l, raw)
 		if !bytes.Equal(raw, before) {
-			t.Fatalf("%q has changed", before)
+			t.Fatalf("input %q was changed", before)
 		}
 		if !json.Valid(raw) || jsontest.Repeats(raw) {
 			if !json.Valid(raw) && !bytes.Equal(got, raw) {
@@ -212,23 +213,23 @@ func FuzzRewritten(f *testing.F) {
 			if path[len(path)-1] != "taskId" {
 				want = rename(want, path)
 			} else {
-				want = retask(want, path, &changed)
+				want = addServerToTask(want, path, &changed)
 			}
 		}
-		if !reflect.DeepEqual(plain(jsontest.Value(got)), plain(want)) || !changed && !bytes.Equal(got, raw) {
+		if !reflect.DeepEqual(decodeURIs(jsontest.Value(got)), decodeURIs(want)) || !changed && !bytes.Equal(got, raw) {
 			t.Fatalf("%q became %q, want %q", raw, got, want)
 		}
 	})
 }
 
-// retask adds the server to a task id.
-func retask(v any, path []string, changed *bool) any {
+// addServerToTask adds the server to a task id.
+func addServerToTask(v any, path []string, changed *bool) any {
 	object, _ := v.(map[string]any)
 	value, has := object[path[0]]
 	switch id, isText := value.(string); {
 	case !has:
 	case len(path) > 1:
-		object[path[0]] = retask(value, path[1:], changed)
+		object[path[0]] = addServerToTask(value, path[1:], changed)
 	case isText:
 		object[path[0]] = "a::" + id
 		*changed = true
@@ -236,16 +237,16 @@ func retask(v any, path []string, changed *bool) any {
 	return v
 }
 
-// plain parses URIs of the gateway, because there are several spellings.
-func plain(v any) any {
+// decodeURIs decodes URIs of the gateway, because they have several spellings.
+func decodeURIs(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for key := range v {
-			v[key] = plain(v[key])
+			v[key] = decodeURIs(v[key])
 		}
 	case []any:
 		for i := range v {
-			v[i] = plain(v[i])
+			v[i] = decodeURIs(v[i])
 		}
 	case string:
 		if server, uri, err := mcp.ParseURI(v); err == nil && strings.HasPrefix(v, "proxy://resource/") {
@@ -255,7 +256,8 @@ func plain(v any) any {
 	return v
 }
 
-// withoutModernMeta removes the modern _meta members from a request, and nothing else.
+// FuzzAntiquated checks that withoutModernMeta removes the modern _meta members from a request, and
+// nothing else.
 func FuzzAntiquated(f *testing.F) {
 	for _, body := range []string{
 		`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"x","a":1.0 ,` +

@@ -29,11 +29,11 @@
 //
 // # State
 //
-// At [upstream.Aggregate], each client has its own sessions with servers, one link each, so its ids,
-// progress tokens and subscriptions do not collide with those of other clients. The session id of a
-// legacy client carries the sessions of all its links, sealed. Any process with the key can continue
-// the session, so a restart loses only caches. A [State] has what is remembered of clients. It
-// outlives configurations. Replicas keep each other up to date about the clients they share:
+// At [upstream.Aggregate], each client has its own sessions with servers, one link each, so its
+// ids, progress tokens and subscriptions do not collide with those of other clients. The session id
+// of a legacy client carries the sessions of all its links, sealed. Any process with the key can
+// continue the session, so a restart loses only caches. A [State] remembers clients. It outlives
+// configurations. Replicas keep each other up to date about the clients they share:
 //
 //	replica_sync.go    topics, messages for streams at other replicas, messages of clients
 //	session_record.go  session state that session ids do not carry, and the end of sessions
@@ -68,9 +68,10 @@ type Gateway struct {
 	closing        context.Context // done when the Gateway is closed or Caddy exits
 	close          context.CancelFunc
 	fingerprint    string // of the server IDs
+
 	// The fields up to succession are guarded by State.mu.
-	onlyOne     bool        // in its generation
-	left        bool        // serves no more requests
+	onlyOne     bool        // the only Gateway of its generation
+	removed     bool        // serves no more requests
 	replacement *Gateway    // takes over within the generation; nil if there is none
 	succession  *succession // shared with its predecessors and successors
 	*State
@@ -167,14 +168,14 @@ func (g *Gateway) viewKey(identity string) string {
 // changes with each configuration.
 func (g *Gateway) admissionKey(identity string) string {
 	caller := g.rules.Caller(identity)
-	standing := caller.Label
+	key := caller.Label
 	if g.config.Auth != nil {
-		standing += g.config.Auth.Fingerprint()
+		key += g.config.Auth.Fingerprint()
 	}
 	if caller.MustReauthenticate() {
-		standing += fmt.Sprintf(" %p", g.config.Generation)
+		key += fmt.Sprintf(" %p", g.config.Generation)
 	}
-	return standing
+	return key
 }
 
 // visibleServers returns the servers that a client may see.

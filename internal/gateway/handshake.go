@@ -217,8 +217,8 @@ func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
 		}
 	})
 	if req.g.replicaSync != nil {
-		told := req.g.sharedSessions(req.client.allLinks()...)
-		req.g.replicaSync.shareChange(req.ctx, req.client, sessionChange{Level: level, Told: told})
+		sessions := req.g.sharedSessions(req.client.allLinks()...)
+		req.g.replicaSync.shareChange(req.ctx, req.client, sessionChange{Level: level, Told: sessions})
 	}
 	return req.answerResult([]byte("{}"))
 }

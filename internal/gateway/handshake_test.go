@@ -45,7 +45,8 @@ func TestInitialize(t *testing.T) {
 	if hello.Instructions != "a:\nUse a.\n\nc:\nUse c." {
 		t.Errorf("got %q", hello.Instructions)
 	}
-	// Servers get the client's own introduction, with their own version (A5).
+	// Servers get the clientInfo and capabilities of the client, and the version that they support
+	// (A5).
 	got := a.waitFor(t, "initialize", 1)
 	if !strings.Contains(got.body, `"capabilities":`+allCapabilities+`,"clientInfo":{"name":"test","version":"1"}`) {
 		t.Errorf("got %s", got.body)
@@ -84,7 +85,7 @@ func TestVersions(t *testing.T) {
 		// Clients with the same version are one audience, for which the gateway connects once.
 		asked := func(a *incoming) bool { return a.message.Is(jsonrpc.Requested, want) }
 		if !slices.ContainsFunc(p.requests("initialize"), asked) {
-			t.Errorf("%s: the server is not asked for %s", requested, want)
+			t.Errorf("%s: the server got no initialize for %s", requested, want)
 		}
 	}
 	for _, params := range []string{"", `{}`, `[]`, `{"protocolVersion":1}`} {
@@ -105,20 +106,20 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// A failing server costs the client only that server (A6).
-func TestServersThatFailToShakeHands(t *testing.T) {
+// If a handshake fails, the client misses only that server (A6).
+func TestFailedHandshakes(t *testing.T) {
 	ways := map[string]script{
-		"500":           func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
-		"garbage":       func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
-		"an error":      func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "no") },
-		"nothing":       func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
-		"it breaks off": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
-		"an odd result": func(w http.ResponseWriter, a *incoming) { a.reply(w, `[1]`) },
-		"odd abilities": func(w http.ResponseWriter, a *incoming) {
+		"500":             func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
+		"garbage":         func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
+		"an error":        func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "no") },
+		"no body":         func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
+		"an aborted body": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"an array result": func(w http.ResponseWriter, a *incoming) { a.reply(w, `[1]`) },
+		"bad capabilities": func(w http.ResponseWriter, a *incoming) {
 			a.reply(w, `{"protocolVersion":"2025-11-25","capabilities":[]}`)
 		},
 		"another id": func(w http.ResponseWriter, a *incoming) { a.write(w, 200, `{"jsonrpc":"2.0","id":"x","result":{}}`) },
-		"a question": func(w http.ResponseWriter, a *incoming) {
+		"a server request": func(w http.ResponseWriter, a *incoming) {
 			a.send(w, `{"jsonrpc":"2.0","id":1,"method":"roots/list"}`)
 			panic(http.ErrAbortHandler)
 		},
@@ -139,7 +140,7 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 						t.Errorf("got %s", s.body)
 					}
 				}
-				if s := u.call("bad::x"); name != "odd abilities" &&
+				if s := u.call("bad::x"); name != "bad capabilities" &&
 					(s.code() == 0 || s.Error.Data.ServerName != "bad" && s.code() != -32603) {
 					t.Errorf("got %s", s.body)
 				}
@@ -148,7 +149,7 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 	}
 }
 
-// Fake time: of many clients, one retries an unreachable server now and then.
+// Fake time: during an outage, one of many clients retries the server now and then.
 func TestOutagesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x")
@@ -169,7 +170,7 @@ func TestOutagesAreShared(t *testing.T) {
 			}
 		}
 		if took := time.Since(began); took > time.Second || tries.Load() != before {
-			t.Errorf("it took %v and %d tries", took, tries.Load()-before)
+			t.Errorf("took %v and %d attempts", took, tries.Load()-before)
 		}
 		p.mu.Lock()
 		delete(p.on, "initialize")
@@ -205,7 +206,7 @@ func TestOneHandshakeForManyRequests(t *testing.T) {
 	}
 }
 
-// A server without sessions can be a legacy server.
+// A legacy server may have no sessions.
 func TestServersWithoutSessions(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		p := newPeer("a").hasTools("x")
@@ -226,7 +227,7 @@ func TestServersWithoutSessions(t *testing.T) {
 	})
 }
 
-// A server may answer initialize with a stream, and send messages before the answer.
+// A server may respond to initialize with a stream, and send messages before the response.
 func TestHandshakesInStreams(t *testing.T) {
 	p := legacyPeer("a")
 	p.alive["s"] = true
@@ -242,9 +243,9 @@ func TestHandshakesInStreams(t *testing.T) {
 	}
 }
 
-// A legacy server that ignores unknown methods is connected nevertheless, and without delay the
-// next time.
-func TestServersThatDoNotAnswerWhatTheyDoNotKnow(t *testing.T) {
+// A legacy server that ignores unknown methods is connected after a timeout. The next connection
+// has no delay.
+func TestServersThatIgnoreUnknownMethods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").handle("server/discover", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
 		g := newInMemory(t, nil, p)
@@ -256,7 +257,7 @@ func TestServersThatDoNotAnswerWhatTheyDoNotKnow(t *testing.T) {
 			}
 		}
 		if n := p.count("server/discover"); n != 1 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("discovered %d times", n)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// rewritten returns an answer with shown names.
+// rewritten returns a response with shown names.
 func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	var m jsonrpc.Message
 	var read nameReader
@@ -38,13 +38,13 @@ func largeResult(size int) string {
 	return b.String()
 }
 
-// Large answers are rewritten like small ones.
-func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
+// Large responses are rewritten like small ones.
+func TestLargeResponsesAreRewritten(t *testing.T) {
 	result := largeResult(3 << 20)
 	want := string(rewritten(newBareGateway(nil, newPeer("a")), &link{serverName: "a"},
 		[]byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
 	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
-		t.Fatal("nothing is rewritten")
+		t.Fatal("the small response is not rewritten")
 	}
 	send := map[string]func(w http.ResponseWriter, head, text string){
 		"JSON": func(w http.ResponseWriter, _, text string) {
@@ -89,7 +89,7 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 				u.last.Store(0)
 				s := u.call("a::x")
 				if s.broken != nil || strings.ReplaceAll(s.answer, `, {"type"`, `,{"type"`) != want { // line breaks become spaces
-					t.Errorf("%v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+					t.Errorf("%v: got %d bytes, want %d: %.200s", s.broken, len(s.answer), len(want), s.answer)
 				}
 				if n := len(s.events); n > 0 && !strings.HasPrefix(s.events[n-1].last, "call:MQ/a/9.") {
 					t.Errorf("got id %q", s.events[n-1].last)
@@ -97,7 +97,7 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 				u.accept = "application/json"
 				u.last.Store(0)
 				if s := u.call("a::x"); strings.ReplaceAll(s.answer, "\n", "") != want {
-					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want),
+					t.Errorf("without event streams: %v: got %d bytes, want %d: %.200s", s.broken, len(s.answer), len(want),
 						s.answer)
 				}
 			})
@@ -105,8 +105,8 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 	}
 }
 
-// A client must not take half an answer for a complete one.
-func TestLargeAnswersThatBreakOff(t *testing.T) {
+// A client must not accept a truncated response as complete.
+func TestTruncatedLargeResponses(t *testing.T) {
 	result := largeResult(2 << 20)
 	for _, contentType := range []string{"application/json", "text/event-stream"} {
 		for name, abort := range map[string]bool{"breaks off": true, "just ends": false} {
@@ -127,10 +127,10 @@ func TestLargeAnswersThatBreakOff(t *testing.T) {
 					g := newGateway(t, nil, p)
 					u := g.legacy(t)
 					if s := u.call("a::x"); s.broken == nil {
-						t.Errorf("the client got %d bytes and thinks that is all", len(s.body))
+						t.Errorf("the client accepted %d bytes as complete", len(s.body))
 					}
 					if s := u.ask("ping", ""); s.code() != 0 || s.broken != nil {
-						t.Errorf("afterwards: %+v", s)
+						t.Errorf("later call: %+v", s)
 					}
 				})
 			}
@@ -138,8 +138,8 @@ func TestLargeAnswersThatBreakOff(t *testing.T) {
 	}
 }
 
-// Some clients end lines of event streams at other characters than the standard. JSON has no such
-// lines and stays unchanged.
+// Some clients end lines of event streams at other characters than the standard, so these
+// characters are escaped. JSON responses stay unchanged.
 func TestEventsHaveNoOtherLineEnds(t *testing.T) {
 	const odd = "\u2028data: {}\u0085\u2029"
 	large := strings.Repeat("x", streamable.MaxHeld)
@@ -166,13 +166,13 @@ func TestEventsHaveNoOtherLineEnds(t *testing.T) {
 				t.Errorf("%v: got %d bytes that end in %q", s.broken, len(s.answer), s.answer[max(0, len(s.answer)-100):])
 			}
 			if len(s.events) > 0 && strings.ContainsAny(s.body, "\u2028\u0085\u2029") {
-				t.Error("an event has odd ends of lines")
+				t.Error("an event has other line ends")
 			}
 		})
 	}
 }
 
-// Other messages than answers can be large, too.
+// Notifications can be large, too.
 func TestLargeNotifications(t *testing.T) {
 	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` +
 		strings.Repeat("x", 2*streamable.MaxHeld) + `"}}`
@@ -186,8 +186,8 @@ func TestLargeNotifications(t *testing.T) {
 	}
 }
 
-// An answer to another request is ignored, however large it is.
-func TestLargeAnswersToOthers(t *testing.T) {
+// A response to another request is ignored, even if it is large.
+func TestLargeResponsesToOtherRequests(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, `{"jsonrpc":"2.0","id":"another","result":{"t":"`+strings.Repeat("x", streamable.MaxHeld)+`"}}`)
 		a.finish(w, `{"mine":true}`)
@@ -196,14 +196,14 @@ func TestLargeAnswersToOthers(t *testing.T) {
 	u := g.legacy(t)
 	s := u.call("a::x")
 	if strings.Contains(s.body, "another") {
-		t.Errorf("it was passed on: %.200s", s.body)
+		t.Errorf("the response was forwarded: %.200s", s.body)
 	}
 	if s.Error == nil && string(s.Result) != `{"mine":true}` {
 		t.Errorf("got %.200s", s.answer)
 	}
 }
 
-func TestWrongAnswers(t *testing.T) {
+func TestInvalidResponses(t *testing.T) {
 	tests := []struct {
 		name        string
 		status      int
@@ -216,13 +216,13 @@ func TestWrongAnswers(t *testing.T) {
 		{"401", 401, "", "", "http_error", 0},
 		{"302", 302, "", "", "http_error", 0},
 		{"200 and HTML", 200, "text/html", "<h1>", "invalid_json", 0},
-		{"200 and nothing", 200, "application/json", "", "invalid_response", 0},
+		{"200 and no body", 200, "application/json", "", "invalid_response", 0},
 		{"a batch", 200, "application/json", `[{"jsonrpc":"2.0","id":ID,"result":{}}]`, "invalid_json", 0},
 		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "",
 			-1},
 		{"an error without an id", 500, "application/json", `{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}`, "", -1},
 		{"an error", 500, "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"m"}}`, "", -1},
-		{"a request in place of an answer", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
+		{"a request instead of a response", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

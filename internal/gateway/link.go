@@ -125,7 +125,7 @@ func (l *link) state() (era mcp.Era, can mcp.Abilities) {
 	return l.era, l.can
 }
 
-// serverInfo returns what the server has said about itself.
+// serverInfo returns the server's description of itself.
 func (l *link) serverInfo() *serverInfo {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -178,10 +178,10 @@ func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	if !g.profile(l.client, l.serverID).lists.Changed(notice, l.prefix) {
 		return
 	}
-	kept := *m
-	kept.Raw = slices.Clone(m.Raw)
+	copied := *m
+	copied.Raw = slices.Clone(m.Raw)
 	for _, s := range g.followers(l.client.audience, l.serverID) {
-		s.later(func() { s.deliver(g, l, &kept, "") })
+		s.runAsync(func() { s.deliver(g, l, &copied, "") })
 	}
 }
 
@@ -195,9 +195,9 @@ func (l *link) forgetLists(g *Gateway, lists ...mcp.ListKind) {
 
 // countListener counts a stream that brings list-changed notifications, until end is called.
 func (l *link) countListener(g *Gateway, lists []mcp.ListKind) (end func()) {
-	p, apart := g.profile(l.client, l.serverID), l.client.isolated.Load()
+	p, isolated := g.profile(l.client, l.serverID), l.client.isolated.Load()
 	count := func(n int) {
-		if !apart {
+		if !isolated {
 			p.lists.Listen(lists, n)
 			p.noteListening(l, n > 0)
 		}
@@ -370,13 +370,13 @@ type responseHandler struct {
 	// parse reads a message of the server. Default: the Read method of the message.
 	parse func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure
 
-	// take handles the response, unless it is an error. The message is valid until take returns.
-	take func(*jsonrpc.Message) *jsonrpc.Failure
+	// handle handles the response, unless it is an error. It must not keep the message.
+	handle func(*jsonrpc.Message) *jsonrpc.Failure
 }
 
 // resultInto returns a handler that stores the result in a variable.
 func resultInto(result *[]byte) responseHandler {
-	return responseHandler{take: func(m *jsonrpc.Message) *jsonrpc.Failure {
+	return responseHandler{handle: func(m *jsonrpc.Message) *jsonrpc.Failure {
 		*result = slices.Clone(m.Literal(jsonrpc.Result))
 		return nil
 	}}
@@ -386,16 +386,16 @@ func resultInto(result *[]byte) responseHandler {
 func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHandler) (
 	reader *streamable.Reader, failure *jsonrpc.Failure,
 ) {
-	var asked jsonrpc.Message
-	if failure := asked.Read(body); failure != nil {
+	var request jsonrpc.Message
+	if failure := request.Read(body); failure != nil {
 		return new(streamable.Reader), failure
 	}
 	if r.Header.Get(mcp.VersionHeader) == mcp.Stateless {
-		mcp.SetModern(r.Header, &asked, mcp.Stateless)
+		mcp.SetModern(r.Header, &request, mcp.Stateless)
 	}
 	httpbody.Post(r, body)
 	reader = &streamable.Reader{Limit: maxListing, Parse: to.parse}
-	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless && !asked.Is(jsonrpc.Method, "initialize") {
+	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless && !request.Is(jsonrpc.Method, "initialize") {
 		reader.Position = new(streamable.Position)
 	}
 	answered := false
@@ -404,8 +404,8 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 	defer sideRequests.Wait()
 	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
-		if !reader.IsResponseTo(m, asked.Literal(jsonrpc.ID)) {
-			l.unsolicited(scope{ctx: r.Context(), g: g, r: r}).take(e, &sideRequests)
+		if !reader.IsResponseTo(m, request.Literal(jsonrpc.ID)) {
+			l.unsolicited(scope{ctx: r.Context(), g: g, r: r}).handle(e, &sideRequests)
 			return nil
 		}
 		if answered {
@@ -419,12 +419,12 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.serverName, m)
 		default:
-			refusal = to.take(m)
+			refusal = to.handle(m)
 		}
 		return nil
 	}
 	ctx := r.Context()
-	x := g.exchange(l, reader, &asked)
+	x := g.exchange(l, reader, &request)
 	x.IsOwn = true
 	failure = x.Send(r)
 	switch {
@@ -461,17 +461,17 @@ func (l *link) sendRequest(sc scope, method string, params []byte, to responseHa
 }
 
 // inSession calls try in an open session. If try fails because the server no longer knows the
-// session, inSession calls it once more in a new one. again says whether that is possible.
+// session, inSession calls it once more in a new one. mayRetry is false in that second call.
 func (l *link) inSession(
-	sc scope, try func(again bool) (reader *streamable.Reader, session string, _ *jsonrpc.Failure),
+	sc scope, try func(mayRetry bool) (reader *streamable.Reader, session string, _ *jsonrpc.Failure),
 ) *jsonrpc.Failure {
-	for again := true; ; again = false {
+	for mayRetry := true; ; mayRetry = false {
 		if failure := l.open(sc); failure != nil {
 			return failure
 		}
 		l.sendInitialized(sc)
-		reader, session, failure := try(again)
-		if failure == nil || !again || !reader.SessionLost() {
+		reader, session, failure := try(mayRetry)
+		if failure == nil || !mayRetry || !reader.SessionLost() {
 			return failure
 		}
 		l.markLost(sc.g, session)
@@ -490,7 +490,7 @@ func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) 
 	l.mu.Lock()
 	era, version, session := l.era, l.version, l.session
 	l.mu.Unlock()
-	streamable.Session{Era: era, Version: version, ID: session}.Sign(r.Header)
+	streamable.Session{Era: era, Version: version, ID: session}.SetHeaders(r.Header)
 	return session, era
 }
 
@@ -506,9 +506,9 @@ func (l *link) send(sc scope, body []byte) *jsonrpc.Failure {
 	}
 	httpbody.Post(r, body)
 	reader := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
-		// Do not answer requests that the server sends here: two peers that do so could loop forever.
+		// Do not answer requests that the server sends here: two such peers could loop forever.
 		if e.Message.IsNotification() {
-			l.unsolicited(scope{ctx: r.Context(), g: sc.g, r: r}).take(e, nil)
+			l.unsolicited(scope{ctx: r.Context(), g: sc.g, r: r}).handle(e, nil)
 		}
 		return nil
 	}}
@@ -536,7 +536,7 @@ func (l *link) end(sc scope) {
 		return
 	}
 	r := sc.newRequest(l)
-	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.Sign(r.Header)
+	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.SetHeaders(r.Header)
 	httpbody.EmptyAs(r, http.MethodDelete)
 	reader := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
 	_ = sc.g.exchange(l, reader, nil).Send(r) // servers need not support DELETE

@@ -24,7 +24,7 @@ func (req *aggregateRequest) allLists(k mcp.ListKind, waits func() bool) ([]*cat
 		})
 	}
 	all, fresh := req.listsFrom(servers, k, waits)
-	together := catalog.Freshness{None: true}
+	combined := catalog.Freshness{None: true}
 	for i := range all {
 		switch {
 		case all[i] == nil:
@@ -34,14 +34,14 @@ func (req *aggregateRequest) allLists(k mcp.ListKind, waits func() bool) ([]*cat
 			continue
 		}
 		left := max(0, min(fresh[i].TTL, time.Until(fresh[i].Until)))
-		if together.None || left < together.TTL {
-			together.TTL = left
+		if combined.None || left < combined.TTL {
+			combined.TTL = left
 		}
-		together.Private = together.Private || fresh[i].Private
-		together.None = false
+		combined.Private = combined.Private || fresh[i].Private
+		combined.None = false
 	}
-	together.Private = together.Private || together.None || len(req.g.config.Clients) > 0 // the list depends on the client
-	return all, together
+	combined.Private = combined.Private || combined.None || len(req.g.config.Clients) > 0 // the list depends on the client
+	return all, combined
 }
 
 // listsFrom returns the lists of servers, nil for those that failed or are not connected yet. See
@@ -50,18 +50,18 @@ func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKin
 	[]*catalog.List, []catalog.Freshness,
 ) {
 	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
-	known, first := req.g.audience(req.client), req.client.noteListed(k)
+	audience, first := req.g.audience(req.client), req.client.noteListed(k)
 	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
 	var bg *background
-	asked := 0
+	requested := 0
 	for i, s := range servers {
 		q := &listQuery{
 			scope: req.scope(), client: req.client, server: s, kind: k,
-			known: known.profile(s.ID), first: first, began: time.Now(),
+			profile: audience.profile(s.ID), first: first, began: time.Now(),
 		}
 		var ok bool
-		if all[i], fresh[i], ok = q.remembered(); ok {
+		if all[i], fresh[i], ok = q.cachedList(); ok {
 			continue
 		}
 		if bg == nil {
@@ -69,14 +69,14 @@ func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKin
 			defer bg.requestAnswered()
 		}
 		q.scope = bg.scope
-		asked++
+		requested++
 		bg.Go(func() {
-			list, good, failure := q.get()
+			list, freshness, failure := q.get()
 			arrivals <- func() {
 				arrived[i] = true
-				all[i], fresh[i] = list, good
+				all[i], fresh[i] = list, freshness
 				if failure.IsLoginRequired() && k == mcp.Tools {
-					all[i], fresh[i] = req.g.loginListing(s, failure), catalog.Freshness{Private: true}
+					all[i], fresh[i] = req.g.loginToolList(s, failure), catalog.Freshness{Private: true}
 				}
 			}
 			if failure == nil {
@@ -84,13 +84,13 @@ func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKin
 			}
 		})
 	}
-	if asked == 0 {
+	if requested == 0 {
 		return all, fresh
 	}
-	req.collect(bg, asked, arrivals, waits)
+	req.collect(bg, requested, arrivals, waits)
 	for i, s := range servers {
 		if all[i] == nil && (!arrived[i] || s.IsUnavailable()) {
-			req.noteLeftOut(s, known.profile(s.ID))
+			req.noteLeftOut(s, audience.profile(s.ID))
 		}
 	}
 	drainArrivals(arrivals)
@@ -142,10 +142,10 @@ func (ls lister) list() *jsonrpc.Failure {
 	b = append(b, '"')
 	b = append(b, mcp.ListKinds[k].Member...)
 	b = append(b, `":[`...)
-	at := 0
+	start := 0
 	for _, l := range all {
-		items := l.From(min(max(offset-at, 0), len(l.Ends)), min(max(end-at, 0), len(l.Ends)), shared)
-		at += len(l.Ends)
+		items := l.From(min(max(offset-start, 0), len(l.Ends)), min(max(end-start, 0), len(l.Ends)), shared)
+		start += len(l.Ends)
 		if len(items) == 0 {
 			continue
 		}
@@ -171,8 +171,8 @@ func (ls lister) list() *jsonrpc.Failure {
 // listBuffers are reused: a list of a thousand tools takes hundreds of kilobytes.
 var listBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxKept is the largest buffer that is reused.
-const maxKept = 1 << 20
+// maxPooledBuffer is the largest buffer that is reused.
+const maxPooledBuffer = 1 << 20
 
 func borrowBuffer(size int) *[]byte {
 	b := listBuffers.Get().(*[]byte)
@@ -181,7 +181,7 @@ func borrowBuffer(size int) *[]byte {
 }
 
 func returnBuffer(b *[]byte) {
-	if cap(*b) <= maxKept {
+	if cap(*b) <= maxPooledBuffer {
 		listBuffers.Put(b)
 	}
 }

@@ -29,14 +29,14 @@ const (
 )
 
 // add adds a change that a server sent to a client.
-func (n listChanges) add(server, notice, session, audience string) {
-	if n[server] == nil {
-		n[server] = map[string]*affectedClients{}
+func (c listChanges) add(server, notice, session, audience string) {
+	if c[server] == nil {
+		c[server] = map[string]*affectedClients{}
 	}
-	affected := n[server][notice]
+	affected := c[server][notice]
 	if affected == nil {
 		affected = new(affectedClients)
-		n[server][notice] = affected
+		c[server][notice] = affected
 	}
 	if session != "" && !slices.Contains(affected.Sessions, session) {
 		affected.Sessions = append(affected.Sessions, session)
@@ -172,7 +172,7 @@ func (g *Gateway) listsChangedAtReplica(s *upstream.Server, notice string, affec
 			listeners = g.streamsSeeing(audience, s.ID)
 		}
 		for _, stream := range listeners {
-			stream.later(func() { stream.deliver(g, newLink(stream.req.client, s), &m, "") })
+			stream.runAsync(func() { stream.deliver(g, newLink(stream.req.client, s), &m, "") })
 		}
 	}
 }

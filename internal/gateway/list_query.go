@@ -174,8 +174,8 @@ func (g *Gateway) shownName(server string, k mcp.ListKind, name string) string {
 	case mcp.Resources:
 		return mcp.ResourceURI(server, name)
 	case mcp.Templates, mcp.Skills:
-		// Clients build URIs from it: by expanding a template, or by resolving the relative path of a
-		// file in a skill.
+		// Clients build URIs from it: by expanding a template, or by resolving the relative path of
+		// a file in a skill.
 		return mcp.TemplateURI(server, name)
 	case mcp.Tasks:
 		return server + mcp.Separator + name
@@ -183,8 +183,8 @@ func (g *Gateway) shownName(server string, k mcp.ListKind, name string) string {
 	return g.config.Naming.Join(server, name)
 }
 
-// done returns the list.
-func (b *builder) done() *catalog.List {
+// finish returns the list.
+func (b *builder) finish() *catalog.List {
 	if len(b.ttls) > 0 {
 		b.fresh.TTL = slices.Min(b.ttls)
 		b.fresh.Until = time.Now().Add(b.fresh.TTL)
@@ -196,26 +196,26 @@ func (b *builder) done() *catalog.List {
 // A listQuery requests a list of a server for a client.
 type listQuery struct {
 	scope
-	client *client
-	server *upstream.Server
-	kind   mcp.ListKind
-	known  *profile // profile of the server
-	first  bool     // the client has not got this kind of list before
-	began  time.Time
+	client  *client
+	server  *upstream.Server
+	kind    mcp.ListKind
+	profile *profile // profile of the server
+	first   bool     // the client has not got this kind of list before
+	began   time.Time
 
 	explain *explainer // records decisions for another client; nil for none
 }
 
 // newListQuery returns a query for a list.
 func (c *client) newListQuery(sc scope, s *upstream.Server, k mcp.ListKind) *listQuery {
-	return &listQuery{scope: sc, client: c, server: s, kind: k, known: sc.g.profile(c, s.ID), began: time.Now()}
+	return &listQuery{scope: sc, client: c, server: s, kind: k, profile: sc.g.profile(c, s.ID), began: time.Now()}
 }
 
 // lists returns the cache for the list.
-func (q *listQuery) lists() *catalog.Cache { return q.client.lists(q.known, q.server) }
+func (q *listQuery) lists() *catalog.Cache { return q.client.lists(q.profile, q.server) }
 
 // lists returns the cache with the lists that the client sees: its own or those of its audience.
-func (c *client) lists(known *profile, s *upstream.Server) *catalog.Cache {
+func (c *client) lists(p *profile, s *upstream.Server) *catalog.Cache {
 	l := c.existingLink(s)
 	if c.isolated.Load() {
 		l = c.linkTo(s)
@@ -225,26 +225,26 @@ func (c *client) lists(known *profile, s *upstream.Server) *catalog.Cache {
 			return own
 		}
 	}
-	return &known.lists
+	return &p.lists
 }
 
 // knownList returns a cached list, nil if there is none or it is outdated.
 func (c *client) knownList(g *Gateway, s *upstream.Server, k mcp.ListKind) *catalog.List {
-	known := g.profile(c, s.ID)
-	if list := c.lists(known, s).Current(g.shelf, k); list != nil || c.isolated.Load() {
+	p := g.profile(c, s.ID)
+	if list := c.lists(p, s).Current(g.shelf, k); list != nil || c.isolated.Load() {
 		return list
 	}
-	return known.lists.Current(g.shelf, k)
+	return p.lists.Current(g.shelf, k)
 }
 
 // get returns the list from the cache, or requests it. If several clients need it, one sends the
 // request. The list is empty if the server has no such list.
 func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
-	if list, fresh, ok := q.remembered(); ok {
+	if list, fresh, ok := q.cachedList(); ok {
 		return list, fresh, nil
 	}
-	info, failure := q.known.getInfo(q.scope, q.client, q.server)
-	asker := q.scope
+	info, failure := q.profile.getInfo(q.scope, q.client, q.server)
+	outer := q.scope
 	ctx, cancel := context.WithTimeout(q.ctx, q.g.config.JoinTimeout)
 	defer cancel()
 	q.ctx = ctx
@@ -264,7 +264,7 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 	case <-ctx.Done():
 		return nil, catalog.Freshness{}, jsonrpc.Timeout(q.server.Name)
 	}
-	if list, fresh, ok := q.remembered(); ok {
+	if list, fresh, ok := q.cachedList(); ok {
 		return list, fresh, nil
 	}
 	changes, failure := c.BeginFetch(q.kind, q.began)
@@ -272,7 +272,7 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 		return nil, catalog.Freshness{}, failure
 	}
 	view := q.g.viewKey(q.client.identity)
-	l := q.known.listLink(q.client, q.server)
+	l := q.profile.listLink(q.client, q.server)
 	list, fresh, failure := q.fetch(l)
 	if failure != nil && l.client != q.client { // the other client may have disconnected
 		l = q.client.linkTo(q.server)
@@ -282,17 +282,17 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 		return catalog.Empty, catalog.Freshness{None: true}, nil
 	}
 	if failure != nil {
-		if asker.ctx.Err() == nil {
+		if outer.ctx.Err() == nil {
 			c.NoteFailure(q.kind, failure)
 			q.report(l, failure)
 		}
 		return nil, catalog.Freshness{}, failure
 	}
 	era, can := l.state()
-	kept := catalog.Cached{Fresh: fresh, View: view, Changes: changes, At: time.Now()}
-	kept.Watched = era == mcp.Legacy || can&mcp.ListKinds[q.kind].Changes != 0
-	kept.Key, list = q.g.shelf.Put(q.server.ID, list)
-	c.Keep(q.kind, kept)
+	cached := catalog.Cached{Fresh: fresh, View: view, Changes: changes, At: time.Now()}
+	cached.Watched = era == mcp.Legacy || can&mcp.ListKinds[q.kind].Changes != 0
+	cached.Key, list = q.g.shelf.Put(q.server.ID, list)
+	c.Keep(q.kind, cached)
 	return list, fresh, nil
 }
 
@@ -308,8 +308,8 @@ func (q *listQuery) report(l *link, failure *jsonrpc.Failure) {
 	}
 }
 
-// remembered returns a cached list that is still valid.
-func (q *listQuery) remembered() (*catalog.List, catalog.Freshness, bool) {
+// cachedList returns a cached list that is still valid.
+func (q *listQuery) cachedList() (*catalog.List, catalog.Freshness, bool) {
 	if q.server.IsUnavailable() {
 		return nil, catalog.Freshness{}, false
 	}
@@ -353,7 +353,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 			if era == mcp.Legacy && can&mcp.ListKinds[q.kind].Changes == 0 {
 				b.fresh.Until = time.Now().Add(catalog.UnchangedTime)
 			}
-			list := b.done()
+			list := b.finish()
 			if q.kind == mcp.Tools {
 				for _, tool := range q.server.Overrides.Missing() {
 					q.g.config.Observer.ToolMissing(q.server.Name, tool)
@@ -377,7 +377,7 @@ func (l *link) requestPage(sc scope, b *builder, params []byte) *jsonrpc.Failure
 			*m = page.Message
 			return failure
 		},
-		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
+		handle: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
 	}
 	failure := l.sendRequest(sc, mcp.ListKinds[b.kind].Method, params, answer)
 	if failure == nil && b.kind == mcp.Tools {

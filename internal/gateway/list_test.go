@@ -59,11 +59,11 @@ func (u *testClient) walk(method, member, key string, limit int) (all []string, 
 			return all, sizes
 		}
 	}
-	u.t.Fatal("it never ends")
+	u.t.Fatal("the list does not end")
 	return nil, nil
 }
 
-// With any page size, each item comes once, in order (A18).
+// With any page size, each item is listed once, in order (A18).
 func TestPagesOfAnySize(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		var peers []*fakeServer
@@ -117,12 +117,12 @@ func TestManyTools(t *testing.T) {
 	}
 	for _, p := range peers {
 		if n := p.count("tools/list"); n != 5 {
-			t.Errorf("%s was asked %d times", p.name, n)
+			t.Errorf("%s got %d requests", p.name, n)
 		}
 	}
 }
 
-func TestCursorsAndLimitsThatAreNone(t *testing.T) {
+func TestInvalidCursorsAndLimits(t *testing.T) {
 	u := newGateway(t, nil, legacyPeer("a").hasTools("x", "y")).legacy(t)
 	for _, params := range []string{
 		`{"cursor":"!"}`, `{"cursor":""}`, `{"cursor":1}`, `{"cursor":null}`, `{"cursor":"e30"}`,
@@ -149,7 +149,7 @@ func TestCursorsAndLimitsThatAreNone(t *testing.T) {
 	}
 }
 
-func TestServersThatGoRoundInCircles(t *testing.T) {
+func TestRepeatedCursors(t *testing.T) {
 	a := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"tools":[{"name":"x`+a.message.Text(jsonrpc.Cursor)+`"}],"nextCursor":"`+
 			map[string]string{"": "1", "1": "2", "2": "1"}[a.message.Text(jsonrpc.Cursor)]+`"}`)
@@ -165,7 +165,7 @@ func TestServersThatGoRoundInCircles(t *testing.T) {
 	}
 }
 
-// A list that never ends costs no more than its timeout.
+// Reading a list that never ends stops with the timeout.
 func TestServersWhoseListsNeverEnd(t *testing.T) {
 	a := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		n, _ := strconv.Atoi(a.message.Text(jsonrpc.Cursor))
@@ -176,22 +176,22 @@ func TestServersWhoseListsNeverEnd(t *testing.T) {
 		t.Errorf("got %d tools", len(got))
 	}
 	if n := a.count("tools/list"); n > maxPages {
-		t.Errorf("asked %d times", n)
+		t.Errorf("requested %d times", n)
 	}
 }
 
-func TestServersThatFailAreLeftOut(t *testing.T) {
+func TestFailedServersAreLeftOut(t *testing.T) {
 	ways := map[string]script{
 		"an error":       func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "no") },
 		"500":            func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
 		"garbage":        func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
-		"nothing":        func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
-		"it breaks off":  func(w http.ResponseWriter, a *incoming) { a.write(w, 200, `{"json`); panic(http.ErrAbortHandler) },
-		"no list":        func(w http.ResponseWriter, a *incoming) { a.reply(w, `{}`) },
+		"no body":        func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
+		"aborted body":   func(w http.ResponseWriter, a *incoming) { a.write(w, 200, `{"json`); panic(http.ErrAbortHandler) },
+		"no tools":       func(w http.ResponseWriter, a *incoming) { a.reply(w, `{}`) },
 		"null":           func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"tools":null}`) },
 		"an object":      func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"tools":{"name":"x"}}`) },
 		"an empty array": func(w http.ResponseWriter, a *incoming) { a.reply(w, `[]`) },
-		"it fails later": func(w http.ResponseWriter, a *incoming) {
+		"a second page that fails": func(w http.ResponseWriter, a *incoming) {
 			if a.message.Has(jsonrpc.Cursor) {
 				w.WriteHeader(500)
 				return
@@ -218,7 +218,7 @@ func TestServersThatFailAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestServersThatAreDownAreLeftOut(t *testing.T) {
+func TestUnreachableServersAreLeftOut(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		p := newPeer("b")
 		p.down.Store(true)
@@ -233,7 +233,7 @@ func TestServersThatAreDownAreLeftOut(t *testing.T) {
 	})
 }
 
-// Fake time: a server that hangs costs its timeout once, and is retried.
+// Fake time: a server that does not respond takes its timeout once, and is retried.
 func TestServersThatHang(t *testing.T) {
 	for _, method := range []string{"initialize", "tools/list"} {
 		t.Run(method, func(t *testing.T) {
@@ -249,7 +249,7 @@ func TestServersThatHang(t *testing.T) {
 					t.Errorf("got %v", got)
 				}
 				if took := time.Since(began); took > 20*time.Second {
-					t.Errorf("it took %v", took)
+					t.Errorf("took %v", took)
 				}
 				if s := u.call("a::x"); s.code() != 0 || time.Since(began) > 20*time.Second {
 					t.Errorf("got %+v", s)
@@ -263,7 +263,7 @@ func TestServersThatHang(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
-					t.Errorf("afterwards: got %v", got)
+					t.Errorf("later: got %v", got)
 				}
 			})
 		})
@@ -273,7 +273,7 @@ func TestServersThatHang(t *testing.T) {
 // A list is requested again only if it may have changed.
 func TestCachedLists(t *testing.T) {
 	changed := `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`
-	t.Run("of a server whose tools never change", func(t *testing.T) {
+	t.Run("a server whose tools never change", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.capabilities = `{"tools":{}}`
 		u := newGateway(t, nil, p).legacy(t)
@@ -281,20 +281,20 @@ func TestCachedLists(t *testing.T) {
 			u.ask("tools/list", "")
 		}
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 	})
-	t.Run("of a server without listeners", func(t *testing.T) {
+	t.Run("a server without a stream", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		u := newGateway(t, nil, p).legacy(t)
 		for range 5 {
 			u.ask("tools/list", "")
 		}
 		if n := p.count("tools/list"); n != 5 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 	})
-	t.Run("of a server that is listened to", func(t *testing.T) {
+	t.Run("a server with a stream", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		say := p.keepStreams()
 		u := newGateway(t, nil, p).legacy(t)
@@ -304,7 +304,7 @@ func TestCachedLists(t *testing.T) {
 			u.ask("tools/list", "")
 		}
 		if n := p.count("tools/list"); n != 2 {
-			t.Errorf("asked %d times, want 2: before and after the stream began", n)
+			t.Errorf("requested %d times, want 2: before and after the stream began", n)
 		}
 		p.hasTools("x", "y")
 		say(changed)
@@ -315,22 +315,22 @@ func TestCachedLists(t *testing.T) {
 			}
 		}
 		if n := p.count("tools/list"); n != 3 {
-			t.Errorf("asked %d times, want 3", n)
+			t.Errorf("requested %d times, want 3", n)
 		}
 		say(`{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}`)
 		stream.nextOf("notifications/prompts/list_changed")
 		u.ask("tools/list", "")
 		if n := p.count("tools/list"); n != 3 {
-			t.Errorf("asked %d times after other things changed", n)
+			t.Errorf("requested %d times after other changes", n)
 		}
 		stream.disconnect()
-		await.Until(t, "lists are asked for again", func() bool {
+		await.Until(t, "lists are requested again", func() bool {
 			n := p.count("tools/list")
 			u.ask("tools/list", "")
 			return p.count("tools/list") > n
 		})
 	})
-	t.Run("that change during a call", func(t *testing.T) {
+	t.Run("a change during a call", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.keepStreams()
 		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -348,10 +348,10 @@ func TestCachedLists(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		if n := p.count("tools/list"); n != 2 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 	})
-	t.Run("that change while they are asked for", func(t *testing.T) {
+	t.Run("a change during a list request", func(t *testing.T) {
 		p := legacyPeer("a")
 		p.keepStreams()
 		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
@@ -364,10 +364,10 @@ func TestCachedLists(t *testing.T) {
 		stream.nextOf("notifications/tools/list_changed")
 		u.ask("tools/list", "")
 		if n := p.count("tools/list"); n != 2 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 	})
-	t.Run("when only a call is resumed", func(t *testing.T) {
+	t.Run("only a resumed call", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.keepStreams()
 		u := newGateway(t, nil, p).legacy(t)
@@ -380,10 +380,10 @@ func TestCachedLists(t *testing.T) {
 			u.ask("tools/list", "")
 		}
 		if n := p.count("tools/list"); n != 3 {
-			t.Errorf("asked %d times: nothing tells of changes", n)
+			t.Errorf("requested %d times: nothing reports changes", n)
 		}
 	})
-	t.Run("when other things are listened to", func(t *testing.T) {
+	t.Run("a stream for other changes", func(t *testing.T) {
 		for wants, asked := range map[string]int{
 			`{"resourceSubscriptions":["` + mcp.ResourceURI("a", "x://a") + `"]}`: 3,
 			`{"promptsListChanged":true}`:                                         1, // of one list; the gateway listens to all
@@ -397,11 +397,11 @@ func TestCachedLists(t *testing.T) {
 				u.ask("tools/list", "")
 			}
 			if n := p.count("tools/list"); n != asked {
-				t.Errorf("%s: asked %d times, want %d", wants, n, asked)
+				t.Errorf("%s: requested %d times, want %d", wants, n, asked)
 			}
 		}
 	})
-	t.Run("when a legacy client has subscribed to a resource of a server that does not tell of lists", func(t *testing.T) {
+	t.Run("a subscription at a server without list changes", func(t *testing.T) {
 		p := modernPeer("a").hasTools("x")
 		p.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
 		p.handle(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
@@ -419,10 +419,10 @@ func TestCachedLists(t *testing.T) {
 			u.ask("tools/list", "")
 		}
 		if n := p.count("tools/list"); n != 3 {
-			t.Errorf("asked %d times: nothing tells of changes", n)
+			t.Errorf("requested %d times: nothing reports changes", n)
 		}
 	})
-	t.Run("of a server of the modern era that is listened to", func(t *testing.T) {
+	t.Run("a modern server with a stream", func(t *testing.T) {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			p := modernPeer("a").hasTools("x")
 			say := p.acceptListen()
@@ -438,17 +438,17 @@ func TestCachedLists(t *testing.T) {
 				u.ask("tools/list", "")
 			}
 			if n := p.count("tools/list"); n != 1 {
-				t.Errorf("client of era %d: asked %d times", era, n)
+				t.Errorf("client of era %d: requested %d times", era, n)
 			}
 			say(toolsChanged)
 			stream.nextOf("notifications/tools/list_changed")
 			u.ask("tools/list", "")
 			if n := p.count("tools/list"); n != 2 {
-				t.Errorf("client of era %d: asked %d times after a change", era, n)
+				t.Errorf("client of era %d: requested %d times after a change", era, n)
 			}
 		}
 	})
-	t.Run("after a session was lost", func(t *testing.T) {
+	t.Run("a lost session", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.capabilities = `{"tools":{}}`
 		u := newGateway(t, nil, p).legacy(t)
@@ -463,7 +463,7 @@ func TestCachedLists(t *testing.T) {
 }
 
 // Modern lists have a TTL.
-func TestListsThatAreGoodForAWhile(t *testing.T) {
+func TestListsWithTTL(t *testing.T) {
 	for _, scope := range []string{"public", "private"} {
 		t.Run(scope, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -491,17 +491,17 @@ func TestListsThatAreGoodForAWhile(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				u.ask("tools/list", "")
 				if p.count("tools/list") != 1 || q.count("tools/list") != 1 {
-					t.Errorf("asked %d and %d times", p.count("tools/list"), q.count("tools/list"))
+					t.Errorf("requested %d and %d times", p.count("tools/list"), q.count("tools/list"))
 				}
 				time.Sleep(20 * time.Second)
 				u.ask("tools/list", "")
 				if p.count("tools/list") != 1 || q.count("tools/list") != 2 {
-					t.Errorf("after 40 s: asked %d and %d times", p.count("tools/list"), q.count("tools/list"))
+					t.Errorf("after 40 s: requested %d and %d times", p.count("tools/list"), q.count("tools/list"))
 				}
 				time.Sleep(30 * time.Second)
 				u.ask("tools/list", "")
 				if p.count("tools/list") != 2 {
-					t.Errorf("after 70 s: asked %d times", p.count("tools/list"))
+					t.Errorf("after 70 s: requested %d times", p.count("tools/list"))
 				}
 			})
 		})
@@ -543,7 +543,7 @@ func TestListsOfSeveralClients(t *testing.T) {
 }
 
 // Fake time: an expired list is requested again.
-func TestListsThatAreNotKept(t *testing.T) {
+func TestExpiredLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.keepStreams()
@@ -562,29 +562,29 @@ func TestListsThatAreNotKept(t *testing.T) {
 		search()
 		search()
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("asked %d times, want 1", n)
+			t.Errorf("requested %d times, want 1", n)
 		}
 		time.Sleep(10*time.Minute + idleTime/10)
 		synctest.Wait()
 		if g.index.tools != nil || g.shelf.Expire() > 0 {
-			t.Error("lists of idle clients are kept")
+			t.Error("lists of idle clients remain")
 		}
 		search()
 		if n := p.count("tools/list"); n != 2 {
-			t.Errorf("asked %d times, want 2", n)
+			t.Errorf("requested %d times, want 2", n)
 		}
 	})
 }
 
-// Server infos are stored once for all clients, up to a limit.
-func TestServersThatSayTooMuch(t *testing.T) {
+// Information about servers is stored once for all clients, up to a limit.
+func TestLargeServerInfo(t *testing.T) {
 	long := strings.Repeat("x", maxServerInfo)
 	for name, tt := range map[string]struct {
 		instructions, capabilities string
 		want                       string // instructions that clients get
 		tools                      bool   // the server can be used
 	}{
-		"little":                {"how to", everything, "a:\nhow to", true},
+		"short":                 {"how to", everything, "a:\nhow to", true},
 		"long instructions":     {long, everything, "", true},
 		"too many capabilities": {"how to", `{"tools":{},"` + long + `":{}}`, "", false},
 	} {
@@ -606,7 +606,7 @@ func TestServersThatSayTooMuch(t *testing.T) {
 	}
 }
 
-// Concurrent list requests while the list changes.
+// Clients request lists concurrently while the lists change.
 func TestListsUnderLoad(t *testing.T) {
 	p, q := legacyPeer("a").hasTools("x", "y"), legacyPeer("b").hasTools("z")
 	say := p.keepStreams()
@@ -634,7 +634,7 @@ func TestListsUnderLoad(t *testing.T) {
 }
 
 // Clients are notified of servers that become available later.
-func TestServersThatComeLater(t *testing.T) {
+func TestServersThatStartLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x")
 		p.down.Store(true)

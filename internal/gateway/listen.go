@@ -26,7 +26,7 @@ type listener struct {
 	stop        context.CancelFunc
 	position    streamable.Position
 	lastSession string // session of the last event; "" if the client sent the event id
-	available   bool   // the server has opened the stream before
+	hasOpened   bool   // the server has opened the stream before
 
 	session     string // session with the resource subscriptions
 	unsubscribe func()
@@ -46,8 +46,9 @@ type listenerKey struct {
 // rejoinPause is the pause before a stream is opened again.
 var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// listen reads a stream of a server, and opens it again when it ends.
-func (s *stream) listen(ctx context.Context, li *listener, begun func()) {
+// listen reads a stream of a server, and opens it again when it ends. It calls onStarted, possibly
+// more than once, when the server has responded or failed.
+func (s *stream) listen(ctx context.Context, li *listener, onStarted func()) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
 		server := g.byID(li.key.serverID)
@@ -55,8 +56,8 @@ func (s *stream) listen(ctx context.Context, li *listener, begun func()) {
 			return
 		}
 		began := time.Now()
-		again := s.listenOnce(scope{ctx: ctx, g: g, r: s.req.request.withContext(s.ctx)}, server, li, begun)
-		begun()
+		again := s.listenOnce(scope{ctx: ctx, g: g, r: s.req.request.withContext(s.ctx)}, server, li, onStarted)
+		onStarted()
 		if !again {
 			return
 		}
@@ -70,25 +71,25 @@ func (s *stream) listen(ctx context.Context, li *listener, begun func()) {
 }
 
 // listenOnce reads a stream of a server until it ends. It reports whether to open it again.
-func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, begun func()) (again bool) {
+func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, onStarted func()) (again bool) {
 	l := s.req.client.linkTo(server)
-	late := l.hasFailed()
+	hadFailed := l.hasFailed()
 	if failure := l.open(sc); failure != nil {
 		return true
 	}
-	if late {
+	if hadFailed {
 		s.announceToAll(l, l.kinds()...) // clients have not seen its lists yet
 	}
 	l.sendInitialized(sc)
 	era, can := l.state()
 	if li.elected {
-		li.elected, begun = false, s.compareListsAfter(sc, server, begun)
+		li.elected, onStarted = false, s.compareListsAfter(sc, server, onStarted)
 	}
 	if era == mcp.Modern {
 		if s.wants == nil && li.key.uri == "" {
 			s.listenToSubscribed(l)
 		}
-		return s.listenModern(sc, l, can, li, begun)
+		return s.listenModern(sc, l, can, li, onStarted)
 	}
 	if li.key.uri != "" {
 		return false // legacy servers send updates in the stream of the session
@@ -99,7 +100,7 @@ func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, beg
 		}
 		s.ensureSubscribed(sc, l, li)
 	}
-	return s.listenGET(sc, l, li, begun)
+	return s.listenGET(sc, l, li, onStarted)
 }
 
 // ensureSubscribed subscribes to the resources of the stream, once per session.
@@ -121,7 +122,7 @@ func (l *link) kinds() (has []mcp.ListKind) {
 }
 
 // listenGET reads the GET stream of a legacy server. It notes the last event id for resuming.
-func (s *stream) listenGET(sc scope, l *link, li *listener, begun func()) (again bool) {
+func (s *stream) listenGET(sc scope, l *link, li *listener, onStarted func()) (again bool) {
 	req := &s.req
 	r, session, _ := l.newRequest(sc)
 	httpbody.EmptyAs(r, http.MethodGet)
@@ -137,7 +138,7 @@ func (s *stream) listenGET(sc scope, l *link, li *listener, begun func()) (again
 		if open = status == http.StatusOK; open {
 			end = l.countListener(sc.g, catalog.AnnouncedKinds)
 		}
-		begun()
+		onStarted()
 		return open
 	}
 	reader.OnMessage = func(e *streamable.Event) error {
@@ -148,17 +149,17 @@ func (s *stream) listenGET(sc scope, l *link, li *listener, begun func()) (again
 		if len(e.Data) == 0 || m.IsResponse() { // calls have their own streams
 			return nil
 		}
-		others := l.unsolicited(sc)
-		others.note(m)
-		delivered := s.deliverMessage(others, m, l.translator(sc.g).eventID(listenStream, e.ID))
+		u := l.unsolicited(sc)
+		u.note(m)
+		delivered := s.deliverMessage(u, m, l.translator(sc.g).eventID(listenStream, e.ID))
 		if !delivered && m.IsRequest() && !l.heldCalls.offer(m) {
-			others.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			u.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
 		}
 		return nil
 	}
 	failure := sc.g.exchange(l, reader, nil).Send(r)
 	if open {
-		li.available = true
+		li.hasOpened = true
 		end()
 		if sc.ctx.Err() == nil {
 			sc.g.profile(l.client, l.serverID).forget() // the server may have changed when it is back
@@ -168,13 +169,13 @@ func (s *stream) listenGET(sc scope, l *link, li *listener, begun func()) (again
 	switch {
 	case resuming && reader.Status()/100 == 4:
 		li.position.ID = "" // the event may be too old
-		return s.listenGET(sc, l, li, begun)
+		return s.listenGET(sc, l, li, onStarted)
 	case session != "" && (reader.Status() == http.StatusNotFound || reader.Status() == http.StatusBadRequest):
-		// The session is lost, or the event stream, or the server has no such stream. The ping detects a
+		// The server has lost the session or the event, or has no such stream. The ping detects a
 		// lost session.
 		_, _ = l.request(sc, "ping", nil)
-		return li.available || l.sessionID() != session
-	case li.available:
+		return li.hasOpened || l.sessionID() != session
+	case li.hasOpened:
 		return true
 	}
 	switch reader.Status() {
@@ -197,20 +198,20 @@ func (s *stream) deliverMessage(u unsolicited, m *jsonrpc.Message, id string) bo
 // subscribe subscribes to the resources of the stream at a legacy server. undo unsubscribes.
 func (s *stream) subscribe(sc scope, l *link) (undo func()) {
 	_, can := l.state()
-	mine := s.wants.forServer(l.serverName, can)
-	var done []string
-	for _, uri := range mine.URIs {
+	subset := s.wants.forServer(l.serverName, can)
+	var subscribed []string
+	for _, uri := range subset.URIs {
 		if _, failure := l.request(sc, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
-			done = append(done, uri)
+			subscribed = append(subscribed, uri)
 		} else {
 			sc.g.config.Logger.Warn("resource subscription failed", zap.String("mcp_server", l.serverName), zap.Error(failure))
 		}
 	}
 	return func() {
 		// The client may have disconnected.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), goodbyeTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), disconnectTimeout)
 		defer cancel()
-		for _, uri := range done {
+		for _, uri := range subscribed {
 			if !l.client.otherStreamWants(s, l.serverName, uri) {
 				_, _ = l.request(sc.withContext(ctx), "resources/unsubscribe", mcp.URIParams(uri))
 			}
@@ -219,7 +220,7 @@ func (s *stream) subscribe(sc scope, l *link) (undo func()) {
 }
 
 // listenModern reads the subscriptions/listen stream of a modern server.
-func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener, begun func()) (again bool) {
+func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener, onStarted func()) (again bool) {
 	all := s.wants
 	switch uri := li.key.uri; {
 	case uri != "":
@@ -227,19 +228,19 @@ func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener
 	case all == nil:
 		all = &interests{Tools: true, Prompts: true, Resources: true}
 	}
-	mine := all.forServer(l.serverName, can)
+	subset := all.forServer(l.serverName, can)
 	if li.profile != nil { // other streams of the audience may want other lists
-		mine.Tools, mine.Prompts = can&mcp.ToolsChange != 0, can&mcp.PromptsChange != 0
-		mine.Resources = can&mcp.ResourcesChange != 0
+		subset.Tools, subset.Prompts = can&mcp.ToolsChange != 0, can&mcp.PromptsChange != 0
+		subset.Resources = can&mcp.ResourcesChange != 0
 	}
 	caller := sc.g.rules.Caller(l.client.identity)
-	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
+	subset.Tasks = slices.DeleteFunc(slices.Clone(subset.Tasks), func(id string) bool {
 		return !sc.g.tasks.Has(&caller, sc.g.linkServer(l), id) // rules may have changed
 	})
-	if mine.isEmpty() {
+	if subset.isEmpty() {
 		return false
 	}
-	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}"))
+	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(subset), []byte("}"))
 	params = mcp.WithMeta(params, l.client.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
 	r, _, _ := l.newRequest(sc)
@@ -259,9 +260,9 @@ func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener
 			refused = m.Has(jsonrpc.Error)
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
 			if end == nil {
-				end = l.countListener(sc.g, mine.kinds())
+				end = l.countListener(sc.g, subset.kinds())
 				s.noteAgreedTasks(sc.g, l, m)
-				begun()
+				onStarted()
 			}
 		default:
 			l.unsolicited(sc).note(m)
@@ -317,25 +318,25 @@ func (req *aggregateRequest) listen() *jsonrpc.Failure {
 	agreed := interests{serverURIs: map[string][]string{}, shownURIs: wants.shownURIs, serverTasks: map[string][]string{}}
 	for i, server := range servers {
 		// The gateway itself sends list-changed notifications, because servers come and go.
-		mine := wants.forServer(server.Name, infos[i].abilities()|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange)
-		agreed.Tools = agreed.Tools || mine.Tools
-		agreed.Prompts = agreed.Prompts || mine.Prompts
-		agreed.Resources = agreed.Resources || mine.Resources
-		if len(mine.URIs) > 0 {
-			agreed.serverURIs[server.Name] = mine.URIs
-			for _, uri := range mine.URIs {
+		subset := wants.forServer(server.Name, infos[i].abilities()|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange)
+		agreed.Tools = agreed.Tools || subset.Tools
+		agreed.Prompts = agreed.Prompts || subset.Prompts
+		agreed.Resources = agreed.Resources || subset.Resources
+		if len(subset.URIs) > 0 {
+			agreed.serverURIs[server.Name] = subset.URIs
+			for _, uri := range subset.URIs {
 				agreed.URIs = append(agreed.URIs, wants.shownURIs[server.Name+"\x00"+uri])
 			}
 		}
-		if len(mine.Tasks) > 0 {
-			agreed.serverTasks[server.Name] = mine.Tasks
-			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // subject to the server's agreement
+		if len(subset.Tasks) > 0 {
+			agreed.serverTasks[server.Name] = subset.Tasks
+			agreed.Tasks = append(agreed.Tasks, subset.Tasks...) // subject to the server's agreement
 		}
 	}
 	s = req.newStream(&agreed)
 	s.size = size
 	if !agreed.isEmpty() {
-		s.waitBegun(s.listenToAll(func(string) string { return "" }))
+		s.waitStarted(s.listenToAll(func(string) string { return "" }))
 	}
 	acknowledged := agreed
 	acknowledged.Tasks = s.agreedTasks()
@@ -374,10 +375,10 @@ func (req *aggregateRequest) get() *jsonrpc.Failure {
 		}
 		kind, id, _ = strings.Cut(id, "/")
 		server, last, _ = strings.Cut(id, "/")
-		switch ofCall := strings.HasPrefix(kind, callStream); {
-		case ofCall && ok:
+		switch isCallStream := strings.HasPrefix(kind, callStream); {
+		case isCallStream && ok:
 			return req.resumeCall(kind, server, last)
-		case ofCall:
+		case isCallStream:
 			return unknownEventID()
 		case !ok:
 			server = "" // start a new stream instead of resuming
@@ -390,7 +391,7 @@ func (req *aggregateRequest) get() *jsonrpc.Failure {
 		}
 	}()
 	s.subscribeToReplicas()
-	s.waitBegun(s.listenToAll(func(name string) string {
+	s.waitStarted(s.listenToAll(func(name string) string {
 		if name == server {
 			return last
 		}

@@ -60,8 +60,8 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	case !c.out.AcceptsStream():
 		return false, c.answerLoginAddress(required, ask)
 	}
-	c.flight.held.Store(true)
-	defer c.flight.held.Store(false)
+	c.active.held.Store(true)
+	defer c.active.held.Store(false)
 	answer, failure := c.askInStream(inbound.LoginRequest, ask)
 	if failure == nil {
 		failure = c.awaitLogin(answer)
@@ -81,7 +81,7 @@ func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLEli
 		return c.answerFailure(required)
 	}
 	c.FailWith(required)
-	return builtinCall{c}.text(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
+	return builtinCall{c}.answerText(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
 }
 
 // awaitLogin waits for the login, if the client has accepted the request to log in.
@@ -138,11 +138,11 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 		}
 		return c.send()
 	}
-	return builtinCall{c}.text("Logged in to "+c.link.serverName+". Its tools can be listed now.", false)
+	return builtinCall{c}.answerText("Logged in to "+c.link.serverName+". Its tools can be listed now.", false)
 }
 
-// loginListing returns the list with the login tool of a server, nil if the client cannot log in.
-func (g *Gateway) loginListing(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
+// loginToolList returns the list with the login tool of a server, nil if the client cannot log in.
+func (g *Gateway) loginToolList(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
 	if len(required.Data.Elicitations) == 0 {
 		return nil
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// loginRoutes require a login of each account first.
+// loginRoutes require a login for each account.
 type loginRoutes struct {
 	fakeRoutes
 	operatorOnly bool // clients are not offered a login
@@ -92,7 +92,7 @@ func (l *loginRoutes) Await(ctx context.Context, account string) bool {
 // opensURLs are the capabilities of a client that can open URLs.
 const opensURLs = `{"elicitation":{"url":{}}}`
 
-func TestServerThatWantsALoginShowsOneTool(t *testing.T) {
+func TestLoginToolBeforeTheLogin(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a").hasTools("x")
 		g, login := newLoginGateway(t, p, nil)
@@ -101,7 +101,7 @@ func TestServerThatWantsALoginShowsOneTool(t *testing.T) {
 		if era == mcp.Legacy {
 			u.connect()
 			if !strings.Contains(u.hello.answer, `"prompts":{"listChanged":true}`) {
-				t.Errorf("a server may have prompts after the login: %s", u.hello.answer)
+				t.Errorf("capabilities before the login: %s", u.hello.answer)
 			}
 		}
 		if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::login"}) {
@@ -112,7 +112,7 @@ func TestServerThatWantsALoginShowsOneTool(t *testing.T) {
 			t.Errorf("after the login: %q", got)
 		}
 		if s := u.call("a::login"); !strings.Contains(s.answer, "Logged in to a") || strings.Contains(s.answer, "isError") {
-			t.Errorf("the login tool after the login: %s", s.body)
+			t.Errorf("login tool after the login: %s", s.body)
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestLoginOfTheOperatorIsNotOffered(t *testing.T) {
 	}
 }
 
-func TestClientWithoutElicitationIsToldTheAddress(t *testing.T) {
+func TestClientWithoutElicitationGetsTheURL(t *testing.T) {
 	p := legacyPeer("a").hasTools("x").hasList("prompts/list", "prompts", `{"name":"p"}`)
 	g, login := newLoginGateway(t, p, nil)
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
@@ -160,7 +160,7 @@ func TestClientWithoutElicitationIsToldTheAddress(t *testing.T) {
 	login.logIn(g, "ann")
 }
 
-func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
+func TestLegacyClientLogsInDuringACall(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, login := newLoginGateway(t, p, nil)
 	u := g.user(t, mcp.Legacy)
@@ -171,7 +171,7 @@ func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
 	question := call.nextOf("elicitation/create")
 	for _, part := range []string{`"mode":"url"`, `"url":"https://gateway/login?for=ann"`, `"elicitationId":"e1"`} {
 		if !strings.Contains(question.data, part) {
-			t.Errorf("the question lacks %s: %s", part, question.data)
+			t.Errorf("the server request lacks %s: %s", part, question.data)
 		}
 	}
 	u.respond(question, `{"action":"accept"}`)
@@ -180,12 +180,12 @@ func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
 		t.Errorf("got %s", done.data)
 	}
 	if answer := call.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
-		t.Errorf("the call has not gone on: %s", answer.data)
+		t.Errorf("the call did not continue: %s", answer.data)
 	}
 	listening.nextOf("notifications/tools/list_changed")
 }
 
-// A call that waits for a login has not reached the server, so the gateway cancels it.
+// A call that waits for a login has not reached the server, so the gateway cancels it itself.
 func TestCallThatWaitsForALoginCanBeCanceled(t *testing.T) {
 	g, login := newLoginGateway(t, legacyPeer("a").hasTools("x"), nil)
 	u := g.user(t, mcp.Legacy)
@@ -247,12 +247,12 @@ func requestState(t *testing.T, s reply) string {
 	result := answer.Result
 	if asked := result.Requests["login"]; result.ResultType != "input_required" || asked.Method != "elicitation/create" ||
 		asked.Params.URL == "" {
-		t.Fatalf("it does not ask for a login: %s", s.body)
+		t.Fatalf("no request for a login: %s", s.body)
 	}
 	return string(result.RequestState)
 }
 
-func TestModernClientIsAskedByAResult(t *testing.T) {
+func TestModernClientLogsInByAResult(t *testing.T) {
 	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		p.hasTools("x")
 		g, login := newLoginGateway(t, p, nil)
@@ -263,17 +263,17 @@ func TestModernClientIsAskedByAResult(t *testing.T) {
 			`{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
 		login.logIn(g, "ann")
 		if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
-			t.Errorf("the call has not gone on: %s", answer.data)
+			t.Errorf("the call did not continue: %s", answer.data)
 		}
 		for _, sent := range p.requests("tools/call") {
 			if strings.Contains(sent.body, "requestState") || strings.Contains(sent.body, "inputResponses") {
-				t.Errorf("the server got the answer to the gateway's question: %s", sent.body)
+				t.Errorf("the server got the response to the gateway's request: %s", sent.body)
 			}
 		}
 	}
 }
 
-func TestStateOfALoginIsGoodForItsCallOnly(t *testing.T) {
+func TestStateOfALoginCountsForItsCallOnly(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")
 	g, login := newLoginGateway(t, p, nil)
 	ann, bob := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
@@ -294,9 +294,9 @@ func TestStateOfALoginIsGoodForItsCallOnly(t *testing.T) {
 	}
 }
 
-// A server may require input itself, and another login after that. The client's answer to the
+// A server may require input of its own, and another login after that. The client's response to the
 // server is not lost.
-func TestLoginKeepsWhatTheServerAsked(t *testing.T) {
+func TestLoginKeepsInputOfTheServer(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
 	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		if a.message.Is(jsonrpc.RequestState, "s1") {
@@ -330,7 +330,7 @@ func TestLoginKeepsWhatTheServerAsked(t *testing.T) {
 	}
 }
 
-func TestLoginIsOfOneAccount(t *testing.T) {
+func TestLoginCountsForOneAccount(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, login := newLoginGateway(t, p, nil)
 	ann, bob := g.user(t, mcp.Legacy), g.user(t, mcp.Legacy)
@@ -347,7 +347,7 @@ func TestLoginIsOfOneAccount(t *testing.T) {
 	}
 }
 
-// A session with a server belongs to the account that began it.
+// A session with a server belongs to the account that started it.
 func TestSessionEndsWithItsLogin(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, login := newLoginGateway(t, p, nil)
@@ -357,16 +357,16 @@ func TestSessionEndsWithItsLogin(t *testing.T) {
 	u.connect()
 	u.call("a::x")
 	before := p.count("initialize")
-	login.logIn(g, "ann") // perhaps as another account
+	login.logIn(g, "ann") // possibly at the server as another user
 	if s := u.call("a::x"); s.code() != 0 {
 		t.Fatalf("got %s", s.body)
 	}
 	if n := p.count("initialize") - before; n != 1 {
-		t.Errorf("%d sessions were begun after the login", n)
+		t.Errorf("got %d new sessions after the login", n)
 	}
 }
 
-// The login tool needs no rule.
+// The login tool is allowed without a rule.
 func TestLoginToolNeedsNoRule(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")
 	g, _ := newLoginGateway(t, p, func(c *Config) {
@@ -376,17 +376,18 @@ func TestLoginToolNeedsNoRule(t *testing.T) {
 	ann, eve := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
 	ann.identity, eve.identity = "ann", "eve"
 	if s := ann.call("a::login"); !strings.Contains(s.answer, "https://gateway/login") {
-		t.Errorf("a client that may use a tool of the server: %s", s.body)
+		t.Errorf("client with an allowed tool: %s", s.body)
 	}
 	if s := ann.call("a::y"); s.symbol() != "acl_denied" {
-		t.Errorf("a tool that the client may not use: %s", s.body)
+		t.Errorf("denied tool: %s", s.body)
 	}
 	if s := eve.call("a::login"); s.symbol() != "acl_denied" {
-		t.Errorf("a client that may not know the server: %s", s.body)
+		t.Errorf("client without the server: %s", s.body)
 	}
 }
 
-// Rules on annotations decide after the login, which the server requires for its list.
+// Rules for annotations are applied after the login, because the server requires it for its tool
+// list.
 func TestLoginBeforeAnnotations(t *testing.T) {
 	for tool, want := range map[string]string{"read": `"text":"a"`, "write": "acl_denied"} {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
@@ -409,13 +410,13 @@ func TestLoginBeforeAnnotations(t *testing.T) {
 				t.Errorf("%s: got %s, want %s", tool, answer.data, want)
 			}
 			if n := p.count("tools/call"); n != strings.Count(tool, "read") {
-				t.Errorf("%s: the server has got %d calls", tool, n)
+				t.Errorf("%s: the server got %d calls", tool, n)
 			}
 		}
 	}
 }
 
-// A server may have a tool of that name, with its own limits.
+// A server may have a login tool of its own, to which its limits apply.
 func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 	pattern, err := mcp.ParsePattern("a::login")
 	if err != nil {
@@ -434,8 +435,8 @@ func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 	}
 }
 
-// A failed login says nothing about the era of the server.
-func TestEraIsNotGuessedFromALoginThatFails(t *testing.T) {
+// A failed login does not determine the era of a server.
+func TestFailedLoginDoesNotDetermineTheEra(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
 	g := newGateway(t, func(c *Config) { c.Servers[0].Routes = failingLoginRoutes{fakeRoutes{p}} }, p)
 	s := g.modern(t).call("a::x")

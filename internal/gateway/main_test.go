@@ -94,7 +94,7 @@ func (a *incoming) ask(w http.ResponseWriter, id, method, params string) string 
 // A script answers a request.
 type script func(w http.ResponseWriter, a *incoming)
 
-// A fakeServer is an MCP server whose answers are scripts.
+// A fakeServer is an MCP server that answers with scripts.
 type fakeServer struct {
 	name             string
 	eras             [2]bool // by era
@@ -150,7 +150,7 @@ func modernPeer(name string) *fakeServer {
 	return p
 }
 
-// handle sets the script for a method. HTTP methods count as methods, too.
+// handle sets the script for a method of MCP or HTTP.
 func (p *fakeServer) handle(method string, s script) *fakeServer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -668,11 +668,11 @@ type reply struct {
 	events []received // all events
 	answer string     // the message that answers the request
 	Result json.RawMessage
-	Error  *saidError
+	Error  *responseError
 	broken error
 }
 
-type saidError struct {
+type responseError struct {
 	Code    int
 	Message string
 	Data    struct {
@@ -697,7 +697,7 @@ func (s *reply) symbol() string {
 	return s.Error.Data.Code
 }
 
-// request returns a request. Those of modern clients have their _meta.
+// request returns a request, with _meta for modern clients.
 func (u *testClient) request(id, method, params string) string {
 	if u.era == mcp.Modern {
 		params = string(mcp.WithMeta([]byte(params), u.meta("")))
@@ -915,12 +915,12 @@ func (k *liveReply) next() received {
 		}
 		return e
 	case <-timer.C:
-		k.t.Fatal("nothing came")
+		k.t.Fatal("timeout waiting for an event")
 	}
 	return received{}
 }
 
-// nextOf returns the next event with a method, or the next answer if method is empty.
+// nextOf returns the next event with a method, or the next response if method is empty.
 func (k *liveReply) nextOf(method string) received {
 	k.t.Helper()
 	for {
@@ -1042,7 +1042,7 @@ func serveInMemory(t testing.TB, gateway *Gateway) *testGateway {
 	return g
 }
 
-// close ends everything that is held.
+// close closes the gateway and ends held calls and streams.
 func (g *testGateway) close() {
 	g.Close()
 	for _, r := range g.config.Observer.(*recorder).takeRecords() {

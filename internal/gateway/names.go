@@ -131,24 +131,25 @@ func (a uriAlias) isSet() bool {
 // rename returns the edits that replace names in a response by those that the client knows.
 func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit) {
 	for _, f := range found {
-		if shown := t.renamed(f.path, raw[f.value.Start:f.value.End]); shown != nil {
+		if shown := t.replacement(f.path, raw[f.value.Start:f.value.End]); shown != nil {
 			edits = append(edits, jsonspan.Edit{Start: f.value.Start, End: f.value.End, New: shown})
 		}
 	}
 	return edits
 }
 
-// renamed returns the replacement of a name, nil if it stays. path is an index in namings.
-func (t translator) renamed(path int, literal []byte) []byte {
+// replacement returns the replacement of a name, nil if it stays. path is an index in namings.
+func (t translator) replacement(path int, literal []byte) []byte {
 	if t.raw {
 		return nil
 	}
 	n := namings[path]
-	asked := n.use == asRequest && t.alias.shown != "" && jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
+	isRequested := n.use == asRequest && t.alias.shown != "" &&
+		jsonspan.TextIs(literal[1:len(literal)-1], t.alias.original)
 	switch {
-	case asked && t.alias.shown == t.alias.original:
+	case isRequested && t.alias.shown == t.alias.original:
 		return nil
-	case asked && t.alias.isSet():
+	case isRequested && t.alias.isSet():
 		return jsonrpc.Quote(t.alias.shown)
 	case t.g.transparent():
 		return nil
@@ -157,7 +158,7 @@ func (t translator) renamed(path int, literal []byte) []byte {
 	switch {
 	case n.use == asUI && t.isUnambiguous(text):
 		return nil
-	case !asked && strings.HasPrefix(text, mcp.UIScheme):
+	case !isRequested && strings.HasPrefix(text, mcp.UIScheme):
 		return jsonrpc.Quote(mcp.UIResourceURI(t.link.serverName, text)) // hosts check the ui scheme
 	}
 	return jsonrpc.Quote(t.g.shownName(t.link.serverName, n.kind, text))
@@ -166,7 +167,7 @@ func (t translator) renamed(path int, literal []byte) []byte {
 // isUnambiguous reports whether a URI identifies this server without its name.
 func (t translator) isUnambiguous(uri string) bool {
 	c := t.link.client
-	owners := c.givenBy(t.g, t.g.possibleOwners(c.identity, uri), uri)
+	owners := c.knownOwners(t.g, t.g.possibleOwners(c.identity, uri), uri)
 	return len(owners) == 1 && owners[0].Name == t.link.serverName
 }
 
@@ -276,8 +277,8 @@ func (t translator) id(literal []byte) []byte {
 	return jsonrpc.Quote(t.link.serverName + mcp.Separator + text)
 }
 
-// eventID returns an event id for the client. It names the stream and the server, and is valid in the
-// client's session only. A server may not tell clients apart, so its own ids do not protect a stream.
+// eventID returns an event id for the client. It names the stream and the server, and is valid in
+// the client's session only: a server may not tell clients apart, so its ids protect no stream.
 func (t translator) eventID(streamKind, id string) string {
 	if id == "" {
 		return ""
@@ -301,7 +302,7 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
 		if !ok {
 			kind := strings.TrimSuffix(mcp.ListKinds[k].Member, "s")
-			return nil, "", invalid("name: unknown " + kind + " " + mcp.Shortened(shown))
+			return nil, "", invalidParams("name: unknown " + kind + " " + mcp.Shortened(shown))
 		}
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
 			if k == mcp.Tools {
@@ -345,7 +346,7 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 // checkTool refuses a tool whose definition is known to be invalid.
 func checkTool(s *upstream.Server, shown, name string) *jsonrpc.Failure {
 	if err := s.InvalidTool(name); err != nil {
-		return invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
+		return invalidParams("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
 	}
 	return nil
 }
@@ -353,31 +354,31 @@ func checkTool(s *upstream.Server, shown, name string) *jsonrpc.Failure {
 // findResource returns the server and the target of a request for a resource, and the edits that
 // set the server's URI.
 func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
-	given := c.Message.Text(f)
-	s, uri := c.g.locateResource(given)
+	shown := c.Message.Text(f)
+	s, uri := c.g.locateResource(shown)
 	if s == nil && !c.g.transparent() && c.Message.Kind(f) == jsonspan.String {
 		// The search may send requests to servers, so admit the client first.
 		if failure := c.Admit(mcp.Target{}); failure != nil {
 			return nil, mcp.Target{}, nil, failure
 		}
 		var failure *jsonrpc.Failure
-		if s, failure = (&ownerSearch{aggregateRequest: c.aggregateRequest}).find(given); failure != nil {
+		if s, failure = (&ownerSearch{aggregateRequest: c.aggregateRequest}).find(shown); failure != nil {
 			return nil, mcp.Target{}, nil, failure
 		}
-		uri = given
+		uri = shown
 	}
 	switch {
 	case c.g.transparent() && s == nil:
 		s := c.g.config.Servers[0]
-		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
+		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: shown}, nil, nil
 	case c.Message.Kind(f) != jsonspan.String:
-		return nil, mcp.Target{}, nil, invalid("uri: missing or not a string")
+		return nil, mcp.Target{}, nil, invalidParams("uri: missing or not a string")
 	case s == nil:
 		return nil, mcp.Target{}, nil, c.unknownResource("uri: unknown resource")
 	}
-	c.alias = uriAlias{uri, given}
+	c.alias = uriAlias{uri, shown}
 	target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
-	if uri == given {
+	if uri == shown {
 		return s, target, nil, nil
 	}
 	return s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(uri))}, nil
@@ -391,7 +392,7 @@ func (g *Gateway) locateResource(shown string) (*upstream.Server, string) {
 			return g.servers[server], uri
 		}
 	}
-	return g.builtin.original(shown)
+	return g.builtin.resolveTemplate(shown)
 }
 
 // locateTask returns the server of a task and its id there. shown is the id that clients use.
@@ -405,9 +406,9 @@ func (g *Gateway) locateTask(shown string) (*upstream.Server, string) {
 
 var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relatedTask)
 
-// relatedTask returns the edit that sets the server's id of the related task in a message of a
+// relatedTaskEdits returns the edits that set the server's id of the related task in a message of a
 // client.
-func (g *Gateway) relatedTask(message []byte, server string) []jsonspan.Edit {
+func (g *Gateway) relatedTaskEdits(message []byte, server string) []jsonspan.Edit {
 	if g.transparent() || !bytes.Contains(message, []byte("related-task")) {
 		return nil
 	}
@@ -418,7 +419,7 @@ func (g *Gateway) relatedTask(message []byte, server string) []jsonspan.Edit {
 
 // unknownResource returns the error for an unknown resource.
 func (c *call) unknownResource(message string) *jsonrpc.Failure {
-	failure := invalid(message)
+	failure := invalidParams(message)
 	failure.Data.URI = mcp.Shortened(c.Message.Text(jsonrpc.URI))
 	return failure
 }

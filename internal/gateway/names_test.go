@@ -15,8 +15,8 @@ import (
 const oddJSON = `"z":12345678901234567890.10e+05, "\u0061" :[ 1.0,-0 ,"\/\u00e9\ud83d\ude00é" ] ,	"a":{"b":null},` +
 	`"empty":{ }`
 
-// Requests reach servers unchanged, except for names (A8).
-func TestRequestsToTheByte(t *testing.T) {
+// Except for names, requests reach servers unchanged (A8).
+func TestRequestsAreUnchanged(t *testing.T) {
 	tests := []struct{ name, body, want string }{
 		{"a call", `{"jsonrpc":"2.0" , "id":9007199254740993,"method":"tools/call","params":{"arguments":{` + oddJSON +
 			`},"name":"a::x", "_meta":{"progressToken":9007199254740995,"k":1.0}},"extra":[1.0]}`,
@@ -59,11 +59,11 @@ func TestRequestsToTheByte(t *testing.T) {
 	}
 }
 
-// Answers reach clients unchanged, except for resources (A8, A12).
-func TestAnswersToTheByte(t *testing.T) {
+// Except for resource URIs, responses reach clients unchanged (A8, A12).
+func TestResponsesAreUnchanged(t *testing.T) {
 	proxied := func(uri string) string { return mcp.ResourceURI("a", uri) }
 	tests := []struct{ name, answer, want string }{ // ID stands for the id
-		{"odd things", `{"result":{` + oddJSON + `,"content":[]},"id" : ID ,"jsonrpc":"2.0","extra":{"uri":"x://a"}}`, ""},
+		{"odd spelling", `{"result":{` + oddJSON + `,"content":[]},"id" : ID ,"jsonrpc":"2.0","extra":{"uri":"x://a"}}`, ""},
 		{"an error", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32099,"message":"m","data":{` + oddJSON + `}}}`, ""},
 		{"an error that names a resource", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"m",` +
 			`"data":{"uri":"x://a"}}}`,
@@ -85,7 +85,7 @@ func TestAnswersToTheByte(t *testing.T) {
 		{"values that are not strings", `{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":1},{"uri":null},` +
 			`{"uri":{"uri":"x://a"}}],"content":{"uri":"x://a"}}}`, ""},
 		{"a result that is not an object", `{"jsonrpc":"2.0","id":ID,"result":[{"uri":"x://a"}]}`, ""},
-		{"white space around", "\n{\"jsonrpc\":\"2.0\",\r\n \"id\":ID,\n\t\"result\":{\"a\" : 1}}\n", ""},
+		{"surrounding white space", "\n{\"jsonrpc\":\"2.0\",\r\n \"id\":ID,\n\t\"result\":{\"a\" : 1}}\n", ""},
 	}
 	for _, stream := range []bool{false, true} {
 		for _, tt := range tests {
@@ -119,8 +119,8 @@ func TestAnswersToTheByte(t *testing.T) {
 	}
 }
 
-// With one server and no prefix, nothing is changed.
-func TestTransparentToTheByte(t *testing.T) {
+// With one server and no prefix, messages pass unchanged.
+func TestTransparentMessagesAreUnchanged(t *testing.T) {
 	configure := func(c *Config) { c.Naming = mcp.Naming{} }
 	methods := map[string]string{
 		"tools/call":            `{"name":"a::x","arguments":{` + oddJSON + `}}`,
@@ -175,7 +175,7 @@ func TestTransparentToTheByte(t *testing.T) {
 			})
 		}
 	}
-	t.Run("answers, notifications and lists", func(t *testing.T) {
+	t.Run("responses, notifications and lists", func(t *testing.T) {
 		item := `{"description":"d\u00e9","name":"a::x" , ` + oddJSON + `}`
 		p := legacyPeer("a").hasList("tools/list", "tools", item)
 		u := newGateway(t, configure, p).legacy(t)
@@ -202,8 +202,8 @@ func TestTransparentToTheByte(t *testing.T) {
 	})
 }
 
-// Descriptors of servers are unchanged, except for names (A7).
-func TestDescriptorsToTheByte(t *testing.T) {
+// Except for names, the descriptors of servers are unchanged (A7).
+func TestDescriptorsAreUnchanged(t *testing.T) {
 	before, after := `{"description":"d\u00e9", "name" : `, ` ,`+oddJSON+
 		`,"inputSchema":{"name":"stays","properties":{"name":{"type":"string"}}}}`
 	p := legacyPeer("a").hasList("tools/list", "tools", "\n"+before+`"\u0078"`+after+"\n", before+`"y::z"`+after,
@@ -220,8 +220,8 @@ func TestDescriptorsToTheByte(t *testing.T) {
 	}
 }
 
-// Data for the gateway does not reach servers (A21, A31, R21).
-func TestServersSeeNothingOfWhatIsMeantForUs(t *testing.T) {
+// Servers do not receive data that is meant for the gateway (A21, A31, R21).
+func TestServersDoNotGetDataOfTheGateway(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		return []*fakeServer{newPeer("a").hasTools("x", "y"), newPeer("b").hasTools("x")}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
@@ -256,13 +256,13 @@ func TestServersSeeNothingOfWhatIsMeantForUs(t *testing.T) {
 			p.mu.Unlock()
 		}
 		if peers[0].count("tools/call") != 1 || peers[0].count("prompts/get") != 1 || peers[0].count("resources/read") != 1 {
-			t.Error("not everything was passed on")
+			t.Error("not all requests reached the servers")
 		}
 	})
 }
 
-// Notifications and requests of servers carry their name (A23, A26), and ids that identify the
-// server.
+// Notifications and requests of servers carry the name of the server (A23, A26) and ids that
+// identify it.
 func TestMessagesOfServersCarryTheirName(t *testing.T) {
 	tests := []struct{ name, message, want string }{
 		{"with params", `{"jsonrpc":"2.0","method":"notifications/message","params":{` + oddJSON + `}}`,
@@ -274,9 +274,9 @@ func TestMessagesOfServersCarryTheirName(t *testing.T) {
 			`"uri":"` + mcp.ResourceURI("a", "x://a") + `"`},
 		{"cancellations", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`,
 			`"requestId":"a::7"`},
-		{"tokens", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"_meta":{"progressToken":"t"}}}`,
+		{"progress", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"_meta":{"progressToken":"t"}}}`,
 			`"progressToken":"a::\"t\""`},
-		{"unknown ones", `{"jsonrpc":"2.0","method":"vendor/x","params":{"uri":"x://a"}}`, `"uri":"x://a"`},
+		{"an unknown method", `{"jsonrpc":"2.0","method":"vendor/x","params":{"uri":"x://a"}}`, `"uri":"x://a"`},
 	}
 	p := legacyPeer("a")
 	u := newGateway(t, nil, legacyPeer("b"), p).legacy(t)
@@ -298,7 +298,7 @@ func TestMessagesOfServersCarryTheirName(t *testing.T) {
 	}
 }
 
-// Servers do not get headers that are for the gateway.
+// Servers do not receive headers that are meant for the gateway.
 func TestHeadersThatServersGet(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)

@@ -73,14 +73,14 @@ func TestCallsReachTheServerThatIsNamed(t *testing.T) {
 		})
 }
 
-func TestNamesThatNobodyHas(t *testing.T) {
+func TestUnknownNames(t *testing.T) {
 	bad := []string{`"x"`, `"c::x"`, `"::x"`, `""`, `":x"`, `"a:x"`, `"a__x"`, `"A::x"`, `" a::x"`}
 	both(t, nil, func() []*fakeServer { return []*fakeServer{newPeer("a")} },
 		func(t *testing.T, u *testClient, peers []*fakeServer) {
 			for _, name := range bad {
 				for _, method := range []string{"tools/call", "prompts/get"} {
 					if u.era == mcp.Modern && name == `""` {
-						continue // headers cannot repeat it
+						continue // cannot be sent in headers
 					}
 					if s := u.ask(method, `{"name":`+name+`}`); s.code() != jsonrpc.CodeInvalidParams || s.status != 200 {
 						t.Errorf("%s of %s: got %d %s (A9)", method, name, s.status, s.body)
@@ -89,7 +89,7 @@ func TestNamesThatNobodyHas(t *testing.T) {
 			}
 			for _, method := range []string{"tools/call", "prompts/get"} {
 				if peers[0].count(method) != 0 {
-					t.Errorf("%s was passed on", method)
+					t.Errorf("%s reached the server", method)
 				}
 			}
 			if u.era == mcp.Legacy {
@@ -143,7 +143,7 @@ func TestShortenedNames(t *testing.T) {
 		seen := map[string]bool{}
 		for i, name := range shown {
 			if len(name) > 64 || seen[name] {
-				t.Errorf("%s is %d bytes long, and seen before: %t", name, len(name), seen[name])
+				t.Errorf("%s has %d bytes, is repeated: %t", name, len(name), seen[name])
 			}
 			seen[name] = true
 			p := peers[i/len(originals)]
@@ -170,7 +170,7 @@ func TestShortenedNames(t *testing.T) {
 	})
 }
 
-// A client can call a tool from a list that it got before the gateway was started.
+// A client can call a tool from a list that it received before the gateway was started.
 func TestShortenedNamesWithoutAList(t *testing.T) {
 	name := strings.Repeat("x", 100)
 	naming := mcp.Naming{Separator: "__", Longest: 64}
@@ -202,7 +202,7 @@ func TestNamesThatLookShortened(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotExposed(t *testing.T) {
+func TestHiddenItems(t *testing.T) {
 	configure := func(c *Config) { c.Servers[0].Expose = []string{"read_*", "*_x"} }
 	both(t, configure, func() []*fakeServer {
 		return []*fakeServer{newPeer("a").hasTools("read_file", "write_file", "delete_x", "read", "Read_file"),
@@ -218,7 +218,7 @@ func TestWhatIsNotExposed(t *testing.T) {
 			}
 		}
 		if n := peers[0].count("tools/call"); n != 0 {
-			t.Errorf("%d calls were passed on", n)
+			t.Errorf("%d calls reached servers", n)
 		}
 		for _, name := range want {
 			if s := u.call(name); s.code() != 0 {
@@ -291,7 +291,7 @@ func TestResourcesAreReadWhereTheyAre(t *testing.T) {
 	})
 }
 
-func TestCompletionsGoWhereTheirReferenceIs(t *testing.T) {
+func TestCompletionsReachTheServerOfTheirReference(t *testing.T) {
 	both(t, nil, func() []*fakeServer {
 		complete := func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"completion":{"values":["v"]}}`) }
 		return []*fakeServer{newPeer("a").handle("completion/complete", complete),
@@ -318,12 +318,12 @@ func TestCompletionsGoWhereTheirReferenceIs(t *testing.T) {
 			}
 		}
 		if n := peers[0].count("completion/complete"); n != 0 {
-			t.Errorf("the other received %d requests", n)
+			t.Errorf("the other server got %d requests", n)
 		}
 	})
 }
 
-func TestTasksAreThoseOfTheirServer(t *testing.T) {
+func TestTasksReachTheirServer(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"tools":{},"tasks":{}}`
 	p.hasList("tasks/list", "tasks", `{"taskId":"t::1","status":"working"}`)
@@ -350,7 +350,7 @@ func TestTasksAreThoseOfTheirServer(t *testing.T) {
 	}
 }
 
-func TestWhatIsAnsweredHere(t *testing.T) {
+func TestLocalResponses(t *testing.T) {
 	a, b := legacyPeer("a"), legacyPeer("b")
 	b.capabilities = `{"tools":{},"prompts":{}}`
 	u := newGateway(t, nil, a, b).legacy(t)
@@ -392,7 +392,7 @@ func TestModernHeaders(t *testing.T) {
 	}
 	for name, change := range map[string]func(http.Header){
 		"another name":    func(h http.Header) { h.Set("Mcp-Name", "a::x") },
-		"its bare name":   func(h http.Header) { h.Set("Mcp-Name", mcp.HeaderText("é")) },
+		"the plain name":  func(h http.Header) { h.Set("Mcp-Name", mcp.HeaderText("é")) },
 		"no name":         func(h http.Header) { h.Del("Mcp-Name") },
 		"another method":  func(h http.Header) { h.Set("Mcp-Method", "tools/list") },
 		"another version": func(h http.Header) { h.Set("Mcp-Protocol-Version", "2025-11-25") },
@@ -414,11 +414,11 @@ func TestModernHeaders(t *testing.T) {
 		}
 	}
 	if n := p.count("tools/call"); n != 1 {
-		t.Errorf("%d calls were passed on", n)
+		t.Errorf("%d calls reached servers", n)
 	}
 }
 
-func TestEachServerIsSpokenToInItsOwnEra(t *testing.T) {
+func TestServersGetRequestsOfTheirEra(t *testing.T) {
 	a, b, c := legacyPeer("a"), modernPeer("b"), newPeer("c")
 	c.eras = [2]bool{true, true}
 	g := newGateway(t, nil, a, b, c)
@@ -432,7 +432,7 @@ func TestEachServerIsSpokenToInItsOwnEra(t *testing.T) {
 			call := p.requests("tools/call")[n]
 			modern := call.Header.Get(mcp.VersionHeader) == mcp.Stateless
 			if want := p == b || p == c && era == mcp.Modern; modern != want {
-				t.Errorf("client of era %d, server %s: spoken to as modern: %t", era, p.name, modern)
+				t.Errorf("client of era %d, server %s: modern requests: %t", era, p.name, modern)
 			}
 			if !modern && (call.session == "" || call.Header.Get("Mcp-Method") != "") {
 				t.Errorf("got %v", call.Header)
@@ -444,8 +444,8 @@ func TestEachServerIsSpokenToInItsOwnEra(t *testing.T) {
 	}
 }
 
-// An unreachable server says nothing about its era.
-func TestAServerThatWasDownIsSpokenToInTheEraOfItsClient(t *testing.T) {
+// An unreachable server does not reveal its era.
+func TestUnreachableServersGetTheEraOfTheClient(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := newPeer("a")
 		p.eras = [2]bool{true, true}

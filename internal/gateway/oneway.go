@@ -13,33 +13,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A oneWayMessage is a message of a client that gets no response: a notification, or the response to
-// a server request.
+// A oneWayMessage is a message of a client that gets no response: a notification, or the response
+// to a server request.
 type oneWayMessage struct{ *aggregateRequest }
 
 // forwardResponse forwards the client's response to the server that sent the request (A23, A24).
 func (n oneWayMessage) forwardResponse() *jsonrpc.Failure {
-	asked, ours := n.client.takeResponse(n.Message.Literal(jsonrpc.ID), &n.Message)
-	if ours {
+	known, own := n.client.takeResponse(n.Message.Literal(jsonrpc.ID), &n.Message)
+	if own {
 		return nil
 	}
-	q, isServers := n.parseOrigin(jsonrpc.ID)
+	origin, fromServer := n.parseOrigin(jsonrpc.ID)
 	switch {
-	case !asked && n.mayAnswerGateway(): // another replica of the gateway may have sent the request
+	case !known && n.mayAnswerGateway(): // another replica of the gateway may have sent the request
 		return n.sendResponseToReplica("")
-	case !isServers:
+	case !fromServer:
 		return nil // unknown request
-	case n.isAtOtherReplica(q):
-		return n.sendResponseToReplica(q.replica)
+	case n.isAtOtherReplica(origin):
+		return n.sendResponseToReplica(origin.replica)
 	}
-	s := q.server
+	s := origin.server
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		edits = append(n.g.relatedTask(n.Message.Raw, s.Name), n.Message.Replace(jsonrpc.ID, q.literal))
+		edits = append(n.g.relatedTaskEdits(n.Message.Raw, s.Name), n.Message.Replace(jsonrpc.ID, origin.literal))
 	}
 	n.Server = s
 	l := n.client.existingLink(s)
-	if !asked && q.replica == "" {
+	if !known && origin.replica == "" {
 		if n.fromReplica {
 			return nil // the replica that got it first has sent it to the server
 		}
@@ -77,9 +77,9 @@ func (n oneWayMessage) forwardNotification() {
 		if failure != nil {
 			return
 		}
-		servers, some := n.g.notificationServers(method)
+		servers, restricted := n.g.notificationServers(method)
 		n.forEachServer(func(s *upstream.Server) {
-			if some && !slices.Contains(servers, s.Name) || !n.mayNotify(s, method) {
+			if restricted && !slices.Contains(servers, s.Name) || !n.mayNotify(s, method) {
 				return
 			}
 			l := n.client.existingLink(s)
@@ -109,7 +109,7 @@ func (n oneWayMessage) mayNotify(s *upstream.Server, method string) bool {
 
 // notificationServers returns the servers that get a notification, if a route restricts them (A58).
 // The first matching route decides.
-func (g *Gateway) notificationServers(method string) (servers []string, some bool) {
+func (g *Gateway) notificationServers(method string) (servers []string, restricted bool) {
 	routes := g.config.NotificationRoutes
 	i := slices.IndexFunc(routes, func(route NotificationRoute) bool { return mcp.MatchName(route.Method, method) })
 	if i < 0 {
@@ -129,7 +129,7 @@ func (n oneWayMessage) send(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 
 // cancel forwards a cancellation to the server that has the call (A28).
 func (n oneWayMessage) cancel() {
-	call := n.client.inFlight(n.Message.Literal(jsonrpc.RequestID))
+	call := n.client.activeCall(n.Message.Literal(jsonrpc.RequestID))
 	if call == nil {
 		_ = n.sendToReplica("", false) // the call may run at another replica
 		return
@@ -152,20 +152,20 @@ func (n oneWayMessage) cancel() {
 
 // progress forwards a progress notification to the server that waits for the response.
 func (n oneWayMessage) progress() {
-	q, ok := n.parseOrigin(jsonrpc.Progress)
+	origin, ok := n.parseOrigin(jsonrpc.Progress)
 	switch {
 	case !ok:
 		return
-	case n.isAtOtherReplica(q):
-		_ = n.sendToReplica(q.replica, false)
+	case n.isAtOtherReplica(origin):
+		_ = n.sendToReplica(origin.replica, false)
 		return
 	}
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		edits = append(edits, n.Message.Replace(jsonrpc.Progress, q.literal))
+		edits = append(edits, n.Message.Replace(jsonrpc.Progress, origin.literal))
 	}
-	n.Server = q.server
-	if l := n.client.existingLink(q.server); l != nil {
+	n.Server = origin.server
+	if l := n.client.existingLink(origin.server); l != nil {
 		_ = n.send(l, edits...) // losing progress is harmless
 	}
 }
@@ -205,9 +205,9 @@ func (n oneWayMessage) mayAnswerGateway() bool {
 }
 
 // isAtOtherReplica reports whether an id comes from a child process of another replica.
-func (n oneWayMessage) isAtOtherReplica(q idOrigin) bool {
+func (n oneWayMessage) isAtOtherReplica(origin idOrigin) bool {
 	rs := n.g.replicaSync
-	return rs != nil && q.replica != "" && q.replica != rs.space.Replica
+	return rs != nil && origin.replica != "" && origin.replica != rs.space.Replica
 }
 
 // literalOf returns text as a JSON literal, if it is a valid id.

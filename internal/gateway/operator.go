@@ -78,20 +78,20 @@ type askTools func(s *upstream.Server, into *ToolList) (list *catalog.List, fail
 // gather requests the tools of servers, and adds those of the gateway itself.
 func (o *Operator) gather(servers []*upstream.Server, ask askTools) []ToolList {
 	lists, all := make([]ToolList, len(servers)), make([]*catalog.List, len(servers))
-	var asking errgroup.Group
-	asking.SetLimit(maxFanOut)
+	var group errgroup.Group
+	group.SetLimit(maxFanOut)
 	for i, s := range servers {
-		asking.Go(func() error {
+		group.Go(func() error {
 			lists[i].Server = s.Name
 			list, failure, method := ask(s, &lists[i])
 			all[i] = list
 			if failure != nil {
-				lists[i].Failure, lists[i].Reason = failure, s.Fault(failure, method, o.wait()).Reason
+				lists[i].Failure, lists[i].Reason = failure, s.Fault(failure, method, o.serverTimeout()).Reason
 			}
 			return nil
 		})
 	}
-	_ = asking.Wait()
+	_ = group.Wait()
 	shared := o.g.sharedUIs(all)
 	for i, s := range servers {
 		lists[i].Tools = o.g.readTools(all[i], shared, s)
@@ -118,28 +118,28 @@ type Check struct {
 }
 
 // Check connects to a server and requests all its lists.
-func (o *Operator) Check(server string) (found Check) {
+func (o *Operator) Check(server string) (result Check) {
 	s := o.g.servers[server]
 	if s == nil {
 		return Check{Failure: jsonrpc.UnknownServer(server)}
 	}
-	o.inSession(s, func(sc scope, l *link) { o.countItems(sc, l, s, &found) })
-	found.ServerDescription = o.Server()
-	if found.Failure != nil {
-		found.Fault = s.Fault(found.Failure, "tools/list", o.wait())
+	o.inSession(s, func(sc scope, l *link) { o.countItems(sc, l, s, &result) })
+	result.ServerDescription = o.Server()
+	if result.Failure != nil {
+		result.Fault = s.Fault(result.Failure, "tools/list", o.serverTimeout())
 	}
-	return found
+	return result
 }
 
 // countItems requests all lists of a server. A list that the server does not support counts as
 // empty.
-func (o *Operator) countItems(sc scope, l *link, s *upstream.Server, found *Check) {
+func (o *Operator) countItems(sc scope, l *link, s *upstream.Server, result *Check) {
 	list, failure := o.list(sc, l, s, mcp.Tools, nil)
-	found.Tools = o.g.readTools(list, nil, s)
+	result.Tools = o.g.readTools(list, nil, s)
 	for _, count := range []struct {
 		kind mcp.ListKind
 		n    *int
-	}{{mcp.Prompts, &found.Prompts}, {mcp.Resources, &found.Resources}, {mcp.Templates, &found.Templates}} {
+	}{{mcp.Prompts, &result.Prompts}, {mcp.Resources, &result.Resources}, {mcp.Templates, &result.Templates}} {
 		if failure != nil {
 			break
 		}
@@ -149,20 +149,20 @@ func (o *Operator) countItems(sc scope, l *link, s *upstream.Server, found *Chec
 		}
 		*count.n = len(list.Ends)
 	}
-	found.Failure = failure
+	result.Failure = failure
 }
 
 // inSession calls do with a session with a server, within Patience, and ends the session.
 func (o *Operator) inSession(s *upstream.Server, do func(scope, *link)) {
-	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
+	ctx, cancel := context.WithTimeout(o.ctx, o.serverTimeout())
 	defer cancel()
 	l := o.client.linkTo(s)
 	defer o.end(l)
 	do(o.withContext(ctx), l)
 }
 
-// wait returns the timeout for a server: Patience or JoinTimeout.
-func (o *Operator) wait() time.Duration { return cmp.Or(o.Patience, o.g.config.JoinTimeout) }
+// serverTimeout returns the timeout for a server: Patience or JoinTimeout.
+func (o *Operator) serverTimeout() time.Duration { return cmp.Or(o.Patience, o.g.config.JoinTimeout) }
 
 // end ends a session, even if the operator's request was canceled.
 func (o *Operator) end(l *link) {
@@ -194,9 +194,9 @@ type ToolCall struct {
 	Name    string // name that clients use
 	Address string // address of the operator
 
-	// Arguments returns the arguments as a JSON object. tool is nil if the client may not call it or
-	// the list request failed; the call then returns the reason. If the server does not have the tool,
-	// names are the tools that it has.
+	// Arguments returns the arguments as a JSON object. tool is nil if the client may not call it
+	// or the list request failed; the call then returns the reason. If the server does not have the
+	// tool, names are the tools that it has.
 	Arguments func(tool *Tool, names []string) ([]byte, error)
 }
 
@@ -284,7 +284,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *upstream.Se
 	if !annotated && !caller.Allows(target) {
 		return nil, nil, s
 	}
-	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
+	ctx, cancel := context.WithTimeout(o.ctx, o.serverTimeout())
 	defer cancel()
 	list, failure := o.list(o.withContext(ctx), o.client.linkTo(s), s, mcp.Tools, nil)
 	if failure != nil {

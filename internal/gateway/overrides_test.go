@@ -49,7 +49,7 @@ func TestOverridesInAggregate(t *testing.T) {
 					u.connect()
 				}
 				u.header.Set("Mcp-Param-Path", "p")
-				u.header.Set("Mcp-Param-Root", "/etc") // not sent by clients that see the tool
+				u.header.Set("Mcp-Param-Root", "/etc") // clients that see the tool do not send it
 				call := func(name string) reply {
 					return u.ask("tools/call", `{"name":"`+name+`","arguments":{"path":"p","root":"/etc"}}`)
 				}
@@ -71,7 +71,7 @@ func TestOverridesInAggregate(t *testing.T) {
 				u.call("s::a")
 				got := call("s::delete_file")
 				if got.code() != -32602 || !strings.Contains(got.Error.Message, "unknown tool s::delete_file") {
-					t.Errorf("by its own name: got %s", got.answer)
+					t.Errorf("by the server's name: got %s", got.answer)
 				}
 				var called []string
 				for _, a := range p.requests("tools/call") {
@@ -191,7 +191,7 @@ func TestOverridesAtOneServer(t *testing.T) {
 			hasHeaders(t, a)
 		}
 		if n := p.count("tools/list"); n != 1 {
-			t.Errorf("asked for tools %d times", n)
+			t.Errorf("requested tools %d times", n)
 		}
 		for _, params := range []string{
 			`{"name":"delete_file","arguments":{}}`, `{"name":"remove_file","arguments":[]}`, `{"name":1}`,
@@ -212,8 +212,8 @@ func TestOverridesAtOneServer(t *testing.T) {
 	}
 }
 
-// A header cannot contradict a fixed argument, even where it has no meaning, because proxies may
-// use it.
+// The header of a fixed argument cannot have another value, even where headers have no meaning,
+// because proxies may use it.
 func TestFixedArgumentInHeadersAtOneServer(t *testing.T) {
 	unlisted := func(w http.ResponseWriter, a *incoming) {
 		_, _ = w.Write(jsonrpc.ErrorResponse(a.message.Literal(jsonrpc.ID), jsonrpc.CodeInternalError, "no"))

@@ -15,8 +15,8 @@ import (
 // of servers.
 type ownerSearch struct {
 	*aggregateRequest
-	asked [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists requested so far
-	steps int                                                   // work spent on matching templates
+	requested [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists requested so far
+	steps     int                                                   // work spent on matching templates
 }
 
 // find returns the server of a resource, nil if no server has it that the client may use. It fails
@@ -43,11 +43,11 @@ func (s *ownerSearch) find(uri string) (*upstream.Server, *jsonrpc.Failure) {
 		})
 	}
 	if len(owners) > 1 {
-		given := filterServers(owners, func(p *upstream.Server) bool { return s.client.knowsPlainUI(s.g, p, uri) })
-		if len(given) != 1 {
+		known := filterServers(owners, func(p *upstream.Server) bool { return s.client.knowsPlainUI(s.g, p, uri) })
+		if len(known) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
-		owners = given
+		owners = known
 	}
 	if len(owners) == 0 {
 		return nil, nil
@@ -74,15 +74,15 @@ func (s *ownerSearch) listedBy(servers []*upstream.Server, k mcp.ListKind, uri s
 // lists returns the lists of a kind of all servers that the client may see. Servers that do not
 // answer within JoinTimeout are missing.
 func (s *ownerSearch) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
-	if s.asked[k] == nil {
+	if s.requested[k] == nil {
 		servers := s.g.visibleServers(s.Caller.Identity)
 		lists, _ := s.listsFrom(servers, k, always)
-		s.asked[k] = map[*upstream.Server]*catalog.List{}
+		s.requested[k] = map[*upstream.Server]*catalog.List{}
 		for i, server := range servers {
-			s.asked[k][server] = lists[i]
+			s.requested[k][server] = lists[i]
 		}
 	}
-	return s.asked[k]
+	return s.requested[k]
 }
 
 // possibleOwners returns the servers that may own a URI: those whose resource the client may read.
@@ -92,9 +92,9 @@ func (g *Gateway) possibleOwners(identity, uri string) []*upstream.Server {
 	})
 }
 
-// givenBy returns the servers that have given the client a URI, without requests to them. It looks
-// at subscriptions, tools, resources and instructions, in this order, but not at templates.
-func (c *client) givenBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
+// knownOwners returns the servers that have given the client a URI. It sends no requests: it looks
+// at known subscriptions, tools, resources and instructions, in this order, but not at templates.
+func (c *client) knownOwners(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
 	owners := c.subscribedAt(servers, uri)
 	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Resources} {
 		if len(owners) > 0 {
@@ -121,20 +121,20 @@ func (c *client) subscribedAt(servers []*upstream.Server, uri string) []*upstrea
 
 // mentionedBy returns the servers with a URI in their instructions.
 func (c *client) mentionedBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
-	known := g.audience(c)
+	audience := g.audience(c)
 	return filterServers(servers, func(s *upstream.Server) bool {
-		return mcp.IsMentioned(known.profile(s.ID).lastInfo().mentionedURIs.text(), uri)
+		return mcp.IsMentioned(audience.profile(s.ID).lastInfo().mentionedURIs.text(), uri)
 	})
 }
 
 // filterServers returns the servers for which keep returns true.
-func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool) (kept []*upstream.Server) {
+func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool) (filtered []*upstream.Server) {
 	for _, s := range servers {
 		if keep(s) {
-			kept = append(kept, s)
+			filtered = append(filtered, s)
 		}
 	}
-	return kept
+	return filtered
 }
 
 // hasURI reports whether a list of tools or resources has a resource with this URI.
@@ -177,7 +177,7 @@ func severalOwners(owners []*upstream.Server, uri string) *jsonrpc.Failure {
 	for _, s := range owners[:min(len(owners), maxNamed)] {
 		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for server "+s.Name)
 	}
-	failure := invalid("uri: several servers have this resource; use " + strings.Join(uris, ", "))
+	failure := invalidParams("uri: several servers have this resource; use " + strings.Join(uris, ", "))
 	failure.Data.URI = mcp.Shortened(uri)
 	return failure
 }

@@ -14,19 +14,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A stream continues after its handler has returned, and ends cleanly for every cause.
+// A stream continues after its handler has returned, and ends properly for every cause.
 func TestParkedStreams(t *testing.T) {
 	endings := []struct {
 		name    string
 		end     func(g *testGateway, u *testClient, s *liveReply, exit func())
 		outcome string
 	}{
-		{"the client leaves", func(_ *testGateway, _ *testClient, s *liveReply, _ func()) { s.cancel() },
+		{"the client disconnects", func(_ *testGateway, _ *testClient, s *liveReply, _ func()) { s.cancel() },
 			upstream.OutcomeCanceled},
 		{"the client ends the session", func(_ *testGateway, u *testClient, _ *liveReply, _ func()) { u.end() },
 			upstream.OutcomeOK},
 		{"Caddy exits", func(_ *testGateway, _ *testClient, _ *liveReply, exit func()) { exit() }, upstream.OutcomeOK},
-		{"the gateway goes", func(g *testGateway, _ *testClient, _ *liveReply, _ func()) { g.Close() }, upstream.OutcomeOK},
+		{"the gateway closes", func(g *testGateway, _ *testClient, _ *liveReply, _ func()) { g.Close() }, upstream.OutcomeOK},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, ending := range endings {
@@ -50,12 +50,12 @@ func TestParkedStreams(t *testing.T) {
 					method = mcp.MethodListen
 				}
 				p.waitFor(t, "GET", 1)
-				// The fakeServer is called without HTTP, so its stream does not count.
+				// The fakeServer is called without HTTP, so its stream is not counted.
 				await.Until(t, "the handler has returned", func() bool { return g.active.Load() == 0 })
 				observer := g.config.Observer.(*recorder)
 				ends := func(r upstream.Record) bool { return r.Server == "" && r.Method == method }
 				if records := observer.takeRecords(); slices.ContainsFunc(records, ends) {
-					t.Errorf("it was reported before its end: %+v", records)
+					t.Errorf("the stream was reported before its end: %+v", records)
 				}
 				say(toolsChanged)
 				s.nextOf("notifications/tools/list_changed")
@@ -64,9 +64,9 @@ func TestParkedStreams(t *testing.T) {
 				g.waitForParked()
 				records := observer.takeRecords()
 				if i := slices.IndexFunc(records, ends); i < 0 || records[i].Outcome != ending.outcome || records[i].Duration <= 0 {
-					t.Errorf("got %+v, want one that is %s", records, ending.outcome)
+					t.Errorf("got %+v, want one with outcome %s", records, ending.outcome)
 				}
-				await.Until(t, "no stream and no client is left", func() bool {
+				await.Until(t, "no stream and no client remain", func() bool {
 					g.mu.Lock()
 					defer g.mu.Unlock()
 					return len(g.streams) == 0 && len(g.busy) == 0
@@ -76,7 +76,7 @@ func TestParkedStreams(t *testing.T) {
 	}
 }
 
-// After waitForParked, new streams stay with their handlers.
+// After waitForParked, new streams stay in their handlers.
 func TestStreamsThatAreNotParked(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
@@ -93,7 +93,7 @@ func TestStreamsThatAreNotParked(t *testing.T) {
 	s.waitEnd()
 }
 
-// The headers of a parked stream are those of any other, except that its connection is closed at
+// A parked stream has the same headers as other streams, except that its connection is closed at
 // the end.
 func TestHeaderOfParkedStreams(t *testing.T) {
 	g := newGateway(t, nil, legacyPeer("a"))
@@ -108,9 +108,9 @@ func TestHeaderOfParkedStreams(t *testing.T) {
 	}
 }
 
-// Requests to servers are made from the request that opened the stream, without its body and
-// session id.
-func TestKeptRequests(t *testing.T) {
+// Requests to servers derive from the request that opened the stream, without its body and session
+// id.
+func TestStoredRequests(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		r := httptest.NewRequest(http.MethodGet, "https://gateway.example/mcp?a=b", nil)
 		r.Proto = proto

@@ -21,7 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// meteredRoutes count the bytes of answers to calls.
+// meteredRoutes count the bytes of responses to calls.
 type meteredRoutes struct {
 	fakeRoutes
 	bytes *atomic.Int64
@@ -85,19 +85,20 @@ func meterTraffic(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
 	}
 }
 
-// checkTraffic checks the traffic of a call whose answers had cut long texts removed.
+// checkTraffic checks the traffic of a call. The mask has removed cut long texts from its
+// responses.
 func checkTraffic(t testing.TB, c inbound.Call, sent *atomic.Int64, cut int) {
 	t.Helper()
 	bytes := sent.Swap(0)
 	if c.Received != bytes || c.Sent != bytes-int64(cut*len(longText)) || bytes == 0 {
-		t.Errorf("%d bytes were sent, %d cut: got %d received, %d sent", bytes, cut*len(longText), c.Received, c.Sent)
+		t.Errorf("server sent %d bytes, %d were cut: got %d received, %d sent", bytes, cut*len(longText), c.Received, c.Sent)
 	}
 	if c.Masked.Strings != cut || c.Masked.Chars != cut*len(longText) || len(c.Masked.Originals) != cut {
-		t.Errorf("%d texts were cut: got %+v", cut, c.Masked)
+		t.Errorf("cut %d texts: got %+v", cut, c.Masked)
 	}
 }
 
-// answers are the ways to answer a call with a text.
+// answers are functions that respond to a call with a text.
 var answers = map[string]func(w http.ResponseWriter, a *incoming, result string){
 	"JSON": func(w http.ResponseWriter, a *incoming, result string) { a.reply(w, result) },
 	"events": func(w http.ResponseWriter, a *incoming, result string) {
@@ -120,7 +121,7 @@ func TestTrafficOfCalls(t *testing.T) {
 					answer(w, a, textOf("é "+longText))
 				})}
 			}, func(t *testing.T, u *testClient, _ []*fakeServer) {
-				u.ask("tools/list", "") // does not count
+				u.ask("tools/list", "") // is not counted
 				u.call("a::x")
 				checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, cut)
 			})
@@ -141,7 +142,7 @@ func TestTrafficOfCalls(t *testing.T) {
 	}
 }
 
-// Answers of the gateway itself have no traffic from servers.
+// Responses of the gateway itself have no traffic from servers.
 func TestTrafficOfTheGatewayItself(t *testing.T) {
 	u := newGateway(t, func(c *Config) { c.Discovery = true }, legacyPeer("a").hasTools("x")).legacy(t)
 	u.use("search_tools", `{"query":"x"}`)
@@ -150,8 +151,8 @@ func TestTrafficOfTheGatewayItself(t *testing.T) {
 	}
 }
 
-// The server got the call twice and answered both.
-func TestTrafficOfACallWhoseSessionIsLost(t *testing.T) {
+// The server received the call twice and responded to both.
+func TestTrafficOfCallInLostSession(t *testing.T) {
 	var sent atomic.Int64
 	p := legacyPeer("a").hasTools("x")
 	p.onUnknownSession = func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusNotFound, -32001, longText) }
@@ -184,23 +185,23 @@ func TestTrafficOfResumedCalls(t *testing.T) {
 	}
 }
 
-// A call with server requests is one exchange with a legacy server, and one per round with a modern
-// server.
-func TestTrafficOfCallsWithQuestions(t *testing.T) {
+// A call with server requests is one exchange with a legacy server. With a modern server, it is one
+// exchange per round.
+func TestTrafficOfCallsWithServerRequests(t *testing.T) {
 	var sent atomic.Int64
-	t.Run("a client of the modern era", func(t *testing.T) {
+	t.Run("a modern client", func(t *testing.T) {
 		u := newGateway(t, meterTraffic(&sent), legacyPeer("a").handle("tools/call", askingTool(2))).modern(t)
 		s := u.call("a::x")
 		for _, text := range []string{"short", longText} {
 			if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 {
-				t.Errorf("the answer has not come: got %+v", got)
+				t.Errorf("reported before the response: %+v", got)
 			}
 			in, key := readInput(t, s)
 			s = u.retry("a::x", in, key, `{"action":"accept","content":{"a":"`+text+`"}}`)
 		}
 		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
 	})
-	t.Run("a client of the legacy era", func(t *testing.T) {
+	t.Run("a legacy client", func(t *testing.T) {
 		u := newGateway(t, meterTraffic(&sent), modernPeer("a").handle("tools/call", inputTool(2))).legacy(t)
 		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		for range 2 {
@@ -258,11 +259,11 @@ func TestRefusedCalls(t *testing.T) {
 			switch kept := got.Content; {
 			case test.identity == "":
 				if kept != nil {
-					t.Errorf("kept for an unknown client: %s, %s", kept.Arguments, kept.Result)
+					t.Errorf("recorded for an unknown client: %s, %s", kept.Arguments, kept.Result)
 				}
 			case kept == nil || string(kept.Arguments) != arguments ||
 				!strings.Contains(s.answer, `"error":`+string(kept.Result)):
-				t.Errorf("answered %s, kept %+v", s.body, kept)
+				t.Errorf("response %s, recorded %+v", s.body, kept)
 			}
 			if !got.Refused || got.Duration <= 0 || got.Received != 0 || got.RequestID != "1" || got.Method != "tools/call" {
 				t.Errorf("got %+v", got)
@@ -278,7 +279,7 @@ func TestRefusedCalls(t *testing.T) {
 	}
 }
 
-// A request that is refused by its headers is not a call.
+// A request that is refused because of its headers does not count as a call.
 func TestRefusedRequestsWithoutABody(t *testing.T) {
 	g := newGateway(t, func(c *Config) { c.Auth = headerAuth{} }, modernPeer("a"))
 	g.user(t, mcp.Modern).call("a::x")
@@ -302,7 +303,7 @@ func TestOwnersOfCalls(t *testing.T) {
 // recordCalls configures a gateway that records calls.
 func recordCalls(c *Config) { c.Record = true }
 
-// checkContent checks that the result of a call was recorded as the client got it.
+// checkContent checks that the recorded result of a call is the one that the client received.
 func checkContent(t testing.TB, c inbound.Call, s reply, arguments string) {
 	t.Helper()
 	want := s.Result
@@ -313,7 +314,7 @@ func checkContent(t testing.TB, c inbound.Call, s reply, arguments string) {
 	}
 	if c.Content == nil || want == nil || string(c.Content.Arguments) != arguments ||
 		string(c.Content.Result) != string(want) {
-		t.Errorf("answered %s, kept %+v", s.body, c.Content)
+		t.Errorf("response %s, recorded %+v", s.body, c.Content)
 	}
 }
 
@@ -324,7 +325,7 @@ func TestRecordedCalls(t *testing.T) {
 		"an event of several lines": func(w http.ResponseWriter, a *incoming, result string) {
 			a.send(w, "{\"jsonrpc\":\"2.0\",\ndata: \"id\":"+a.id()+",\ndata:\"result\":"+result+"}")
 		},
-		"an event after the answer": func(w http.ResponseWriter, a *incoming, result string) {
+		"an event after the response": func(w http.ResponseWriter, a *incoming, result string) {
 			a.finish(w, result)
 			a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"late"}}`)
 		},
@@ -352,8 +353,8 @@ func TestRecordedCalls(t *testing.T) {
 	}
 }
 
-// Answers of the gateway itself are recorded, too.
-func TestRecordedAnswersOfTheGateway(t *testing.T) {
+// Responses of the gateway itself are recorded, too.
+func TestRecordedResponsesOfTheGateway(t *testing.T) {
 	both(t, func(c *Config) { c.Discovery, c.Record = true, true }, func() []*fakeServer {
 		return []*fakeServer{newPeer("a").handle("tools/call",
 			func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })}
@@ -384,13 +385,13 @@ func TestRecordedCallsAreRedacted(t *testing.T) {
 			got := oneCall(t, u.g.audited(t))
 			if !strings.Contains(refused.body, "sk-abc") || got.Content == nil ||
 				!strings.Contains(string(got.Content.Result), "[redacted]") {
-				t.Errorf("of %s is kept %+v", refused.body, got.Content)
+				t.Errorf("of %s, recorded %+v", refused.body, got.Content)
 			}
 		})
 }
 
-// Of content over 64 KiB, the start is recorded as a string, even if it is streamed.
-func TestRecordedCallsAreBounded(t *testing.T) {
+// Of content over 64 KiB, the beginning is recorded as a string, even if it is streamed.
+func TestRecordedCallsAreLimited(t *testing.T) {
 	for _, size := range []int{upstream.MaxRecorded, upstream.MaxRecorded + 1, upstream.MaxRecorded + 2, 3 << 20} {
 		const frame = `{"content":""}`
 		result := `{"content":"` + strings.Repeat("é", (size-len(frame))/2) + strings.Repeat("a", size%2) + `"}`
@@ -433,13 +434,13 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 	}
 }
 
-// Raw results of operators, without redaction, are not recorded.
+// Raw results that operators request without redaction are not recorded.
 func TestRecordedCallsOfOperators(t *testing.T) {
 	redactor, err := redact.New([]string{`sk-[a-z]+`}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain, redacting := []*access.Client{{Name: "ann"}}, []*access.Client{{Name: "ann", Redactor: redactor}}
+	decodeURIs, redacting := []*access.Client{{Name: "ann"}}, []*access.Client{{Name: "ann", Redactor: redactor}}
 	for _, test := range []struct {
 		name    string
 		clients []*access.Client
@@ -447,9 +448,9 @@ func TestRecordedCallsOfOperators(t *testing.T) {
 		raw     bool
 		kept    bool
 	}{
-		{"nothing is redacted for clients", plain, "", false, true},
-		{"as the server has sent it", plain, "", true, false},
-		{"as no client", redacting, "", false, false},
+		{"without redaction", decodeURIs, "", false, true},
+		{"raw", decodeURIs, "", true, false},
+		{"without a client", redacting, "", false, false},
 		{"as a client", redacting, "ann", false, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

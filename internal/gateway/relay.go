@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A relay forwards a call to a server of the same era, or a modernized call.
+// A relay forwards a call to a server of the same era, or a legacy call to a modern server.
 type relay struct {
 	*call
 	session   string
@@ -57,7 +57,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	// Use the request of the client itself, so that log fields and placeholders set by handlers are
 	// visible in it. All other requests are derived from it.
-	r := c.HTTP.WithContext(x.Join(&c.flight.ActiveCall))
+	r := c.HTTP.WithContext(x.Join(&c.active.ActiveCall))
 	r.ContentLength = -1 // the header may be left from an earlier attempt
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
@@ -95,9 +95,9 @@ func (rl *relay) withUniqueID(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Fai
 		return *m, nil
 	}
 	id := rl.link.nextID()
-	rl.flight.id.Store(&id)
-	if rl.flight.Canceled.Load() {
-		rl.flight.Cancel(nil) // the cancellation named the id of an earlier attempt
+	rl.active.id.Store(&id)
+	if rl.active.Canceled.Load() {
+		rl.active.Cancel(nil) // the cancellation named the id of an earlier attempt
 	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
@@ -183,7 +183,7 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 		case path == len(namings):
 			return clientID
 		case k == jsonspan.String:
-			return c.translator().renamed(path, literal)
+			return c.translator().replacement(path, literal)
 		}
 		return nil
 	}), to}
@@ -200,10 +200,10 @@ func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
 	out.Data = l.translator(rl.g).message(m)
 	l.client.noteServerRequest(id, &rl.reader)
-	switch asked := rl.out.Event(out); {
-	case asked:
+	switch sent := rl.out.Event(out); {
+	case sent:
 	case rl.out.Err() != nil:
-		rl.flight.Cancel(nil) // the client disconnected and may resume the stream
+		rl.active.Cancel(nil) // the client disconnected and may resume the stream
 	default:
 		l.client.settleServerRequest(id)
 		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not accept event streams")
@@ -228,7 +228,7 @@ func (r *rewriting) Close() error {
 // themselves, for the arguments that they see, and the server checks it.
 func (c *call) needsParams() bool {
 	return c.Message.Is(jsonrpc.Method, "tools/call") &&
-		(c.era == mcp.Legacy || c.viaCallTool || c.Override.EditsArguments())
+		(c.era == mcp.Legacy || c.viaCallTool || c.Override.HidesArguments())
 }
 
 // setParams repeats arguments in headers where the client cannot.
@@ -238,7 +238,7 @@ func (c *call) setParams(header http.Header, m *jsonrpc.Message) {
 	case c.era == mcp.Legacy || c.viaCallTool:
 		c.paramHeaders().Set(header, m)
 	default:
-		c.paramHeaders().SetOnly(header, m, c.Override.HasArgument)
+		c.paramHeaders().SetOnly(header, m, c.Override.HidesArgument)
 	}
 }
 

@@ -63,8 +63,8 @@ type replicaMessage struct {
 	Ended   *sessionEnd    `json:",omitempty"`
 	Greeted bool           `json:",omitempty"` // servers have got notifications/initialized
 	Change  *sessionChange `json:",omitempty"`
-	Said    *serverMessage `json:",omitempty"`
-	Notice  *clientMessage `json:",omitempty"`
+	Said    *serverMessage `json:",omitempty"` // message of a server for a stream of the client
+	Notice  *clientMessage `json:",omitempty"` // message of the client
 	Resumed *resumedStream `json:",omitempty"`
 	Lists   listChanges    `json:",omitempty"`
 	Refresh string         `json:",omitempty"` // ID of a server to refresh
@@ -169,22 +169,22 @@ func (rs *replicaSync) logger() *zap.Logger {
 
 // latestGateway returns the Gateway that serves now, nil if there is none.
 func (rs *replicaSync) latestGateway() *Gateway {
-	members := rs.gateways()
-	if len(members) == 0 {
+	all := rs.gateways()
+	if len(all) == 0 {
 		return nil
 	}
-	return members[len(members)-1]
+	return all[len(all)-1]
 }
 
 // gateways returns all Gateways of the State, newest last.
 func (s *State) gateways() []*Gateway {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.members)
+	return slices.Clone(s.activeGateways)
 }
 
-// serverWith returns the server with an ID from the newest Gateway that has it, nil if none does.
-func (rs *replicaSync) serverWith(id string) *upstream.Server {
+// serverByID returns the server with an ID from the newest Gateway that has it, nil if none does.
+func (rs *replicaSync) serverByID(id string) *upstream.Server {
 	for _, g := range slices.Backward(rs.gateways()) {
 		if s := g.byID(id); s != nil {
 			return s
@@ -297,7 +297,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	case msg.Notice != nil:
 		rs.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
 	case msg.Resumed != nil:
-		if call := c.inFlight(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
+		if call := c.activeCall(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
 			call.Cancel(nil)
 		}
 	}
@@ -384,7 +384,7 @@ func (s *stream) subscribeToReplicas() {
 	if rs == nil || s.trySubscribe(rs) {
 		return
 	}
-	s.later(func() {
+	s.runAsync(func() {
 		for backoff.Sleep(s.ctx, subscribePause) && !s.trySubscribe(rs) {
 		}
 	})
@@ -474,11 +474,11 @@ func (s *wireRequest) build(ctx context.Context) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := savedRequest{method: s.Method, uri: s.URI, proto: s.Proto, host: s.Host, remote: s.Remote, url: u}
+	saved := savedRequest{method: s.Method, uri: s.URI, proto: s.Proto, host: s.Host, remote: s.Remote, url: u}
 	for name, values := range s.Header {
-		k.header = append(k.header, headerField{name, values})
+		saved.header = append(saved.header, headerField{name, values})
 	}
-	return k.withContext(ctx), nil
+	return saved.withContext(ctx), nil
 }
 
 // A clientMessage is a oneWayMessage for the replica with the call that it is about.

@@ -30,7 +30,7 @@ func newReplicas(t testing.TB, peers ...*fakeServer) (one, other *testGateway, e
 // resumable makes session ids carry all sessions with servers.
 func resumable(c *Config) { c.Resumable = true }
 
-// asChildren turns all servers into child processes: each replica has its own.
+// asChildren turns all servers into child processes. Each replica has its own.
 func asChildren(c *Config) {
 	for _, s := range c.Servers {
 		s.ChildrenOnly = true
@@ -50,25 +50,25 @@ func TestSessionsEndedElsewhere(t *testing.T) {
 	u.end()
 	stream.waitEnd()
 	if s := there.call("a::x"); s.status != http.StatusNotFound {
-		t.Errorf("where the session was known: got %d %s", s.status, s.body)
+		t.Errorf("at a replica that knew the session: got %d %s", s.status, s.body)
 	}
-	// A replica that starts later finds it in the store.
+	// A replica that starts later finds the end in the store.
 	if s := u.atGateway(newReplica(t, engine, nil, p)).call("a::x"); s.status != http.StatusNotFound {
-		t.Errorf("where it was not: got %d %s", s.status, s.body)
+		t.Errorf("at a new replica: got %d %s", s.status, s.body)
 	}
-	// Without the store, only the id counts.
+	// Without the store, the session id is valid.
 	third := newReplica(t, engine, nil, p)
 	engine.Down.Store(true)
 	if s := u.atGateway(third).call("a::x"); s.status != http.StatusOK {
 		t.Errorf("without the store: got %d %s", s.status, s.body)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the store is looked at when it is available", func() bool {
+	await.Until(t, "the end is read from the available store", func() bool {
 		return u.atGateway(third).call("a::x").status == http.StatusNotFound
 	})
 }
 
-// Sessions that end during an outage of the store end at other replicas when it is back.
+// Sessions that end during an outage of the store end at other replicas after the outage.
 func TestSessionsEndedWithoutTheStore(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, engine := newReplicas(t, p)
@@ -88,7 +88,7 @@ func TestSessionsEndedWithoutTheStore(t *testing.T) {
 		}
 	}
 	engine.Down.Store(false)
-	await.Until(t, "everything is sent", func() bool {
+	await.Until(t, "all changes are sent", func() bool {
 		one.replicaSync.mu.Lock()
 		defer one.replicaSync.mu.Unlock()
 		return !one.replicaSync.sendingEnds
@@ -103,8 +103,8 @@ func TestSessionsEndedWithoutTheStore(t *testing.T) {
 	}
 }
 
-// The same, if the replica ends before the store is back.
-func TestSessionsEndedAtTheEndOfAReplica(t *testing.T) {
+// The same applies if the replica stops before the store is available again.
+func TestSessionsEndedBeforeAReplicaStops(t *testing.T) {
 	p := legacyPeer("a")
 	engine := replicastest.New()
 	one := serveInMemory(t, newBareGatewayIn(replicastest.Replica(t, engine).Space("gateway"), nil, p))
@@ -114,14 +114,13 @@ func TestSessionsEndedAtTheEndOfAReplica(t *testing.T) {
 	one.close()
 	engine.Down.Store(false)
 	third := newReplica(t, engine, nil, p)
-	await.Until(t, "it is sent", func() bool { return len(engine.Values()) > 0 })
+	await.Until(t, "the end of the session is sent", func() bool { return len(engine.Values()) > 0 })
 	if s := u.atGateway(third).call("a::x"); s.status != http.StatusNotFound {
 		t.Errorf("got %d %s", s.status, s.body)
 	}
 }
 
-// Each replica that continues a session reads its record once. The replica where it began never
-// does.
+// A replica that continues a session reads its record once. The replica that started it never does.
 func TestSessionsAreLookedUpOnce(t *testing.T) {
 	one, other, engine := newReplicas(t, legacyPeer("a").hasTools("x"))
 	u := one.legacy(t)
@@ -131,7 +130,7 @@ func TestSessionsAreLookedUpOnce(t *testing.T) {
 		u.ask("tools/list", "")
 	}
 	if n := engine.Operations.Load() - before; n != 0 {
-		t.Errorf("%d operations where the session has begun", n)
+		t.Errorf("%d operations at the replica that started the session", n)
 	}
 	for range 5 {
 		u.atGateway(other).call("a::x")
@@ -142,14 +141,14 @@ func TestSessionsAreLookedUpOnce(t *testing.T) {
 }
 
 // The log level and subscriptions of a session apply at all replicas.
-func TestSessionsGoOnElsewhere(t *testing.T) {
+func TestSessionsContinueElsewhere(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
 	b.capabilities = `{"tools":{},"resources":{"subscribe":true},"logging":{}}`
 	sayB := b.acceptListen()
 	one, other, engine := newReplicas(t, a, b)
 	u := one.legacy(t)
 	there := u.atGateway(other)
-	there.call("b::x") // the session is known there
+	there.call("b::x") // lets that replica know the session
 	if s := u.ask("logging/setLevel", `{"level":"warning"}`); s.code() != 0 {
 		t.Fatalf("got %s", s.body)
 	}
@@ -186,8 +185,8 @@ func TestSessionsGoOnElsewhere(t *testing.T) {
 	}
 }
 
-// Two replicas change a session at the same time.
-func TestSessionsThatChangeEverywhere(t *testing.T) {
+// Two replicas change a session concurrently.
+func TestSessionsThatChangeAtTwoReplicas(t *testing.T) {
 	p := modernPeer("a")
 	one, other, engine := newReplicas(t, p)
 	u := one.legacy(t)
@@ -227,12 +226,12 @@ func TestSessionsThatChangeWithoutTheStore(t *testing.T) {
 	third := newReplica(t, engine, nil, p)
 	u.atGateway(third).call("a::x")
 	if l := third.known()[0].allLinks()[0]; !l.subscriptions.has("x://a") {
-		t.Error("it is lost")
+		t.Error("the subscription is lost")
 	}
 }
 
-// A client with a stream at one replica gets updates of subscriptions made at another, as soon as
-// they are answered.
+// A client with a stream at one replica receives updates of subscriptions made at another replica
+// as soon as these have a response.
 func TestSubscriptionsMadeElsewhere(t *testing.T) {
 	p := modernPeer("a")
 	say := p.acceptListen()
@@ -260,9 +259,9 @@ func TestSubscriptionsMadeElsewhere(t *testing.T) {
 	}
 }
 
-// A replica that missed messages finds the state in the store: streams end and get subscriptions
+// A replica that missed messages reads the state from the store. Streams end and get subscriptions
 // without another request of their clients.
-func TestWhatWasNotHeard(t *testing.T) {
+func TestMissedMessages(t *testing.T) {
 	p := modernPeer("a")
 	say := p.acceptListen()
 	one, other, engine := newReplicas(t, p)
@@ -289,7 +288,8 @@ func TestWhatWasNotHeard(t *testing.T) {
 	}
 }
 
-// Each replica has its own child processes. The one with the client's stream gets the subscription.
+// Each replica has its own child processes. The child of the replica with the client's stream gets
+// the subscription.
 func TestSubscriptionsAtChildrenElsewhere(t *testing.T) {
 	mine, others := legacyPeer("a"), legacyPeer("a")
 	mine.keepStreams()
@@ -305,22 +305,22 @@ func TestSubscriptionsAtChildrenElsewhere(t *testing.T) {
 		t.Fatalf("got %s", s.body)
 	}
 	if n := others.count("resources/subscribe"); n != 1 {
-		t.Errorf("the child where the client listens was asked %d times before the answer", n)
+		t.Errorf("got %d subscriptions at the child with the stream before the response", n)
 	}
 	say(updated)
 	stream.nextOf(mcp.MethodUpdated)
 	u.ask("resources/unsubscribe", uri)
 	if n := others.count("resources/unsubscribe"); n != 1 {
-		t.Errorf("and %d times to stop", n)
+		t.Errorf("got %d unsubscribe requests", n)
 	}
-	// Without a stream, a child gets the change with its next request.
+	// Without a stream, a child gets the change with the next request to it.
 	there.ask("logging/setLevel", `{"level":"error"}`)
 	await.Until(t, "the other child gets the change", func() bool {
 		u.call("a::x")
 		return mine.count("logging/setLevel") > 0
 	})
 	if n := mine.count("notifications/initialized"); n != 1 {
-		t.Errorf("greeted %d times", n)
+		t.Errorf("got notifications/initialized %d times", n)
 	}
 }
 
@@ -348,9 +348,9 @@ func TestMessagesForStreamsElsewhere(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	listing.waitEnd()
-	// Without any stream, the server gets an error.
+	// Without a stream, the server gets an error.
 	stream.disconnect()
-	await.Until(t, "the stream is gone", func() bool {
+	await.Until(t, "the stream has ended", func() bool {
 		other.mu.Lock()
 		defer other.mu.Unlock()
 		return len(other.streams) == 0
@@ -363,7 +363,7 @@ func TestMessagesForStreamsElsewhere(t *testing.T) {
 }
 
 // A client responds at another replica than the one that sent the request.
-func TestAnswersThatComeElsewhere(t *testing.T) {
+func TestResponsesAtAnotherReplica(t *testing.T) {
 	elicits := func(w http.ResponseWriter, a *incoming) {
 		a.finish(w, `{"content":[{"type":"text","text":`+
 			string(jsonrpc.Quote(a.ask(w, "7", "elicitation/create", `{"message":"?"}`)))+`}]}`)
@@ -374,7 +374,7 @@ func TestAnswersThatComeElsewhere(t *testing.T) {
 			engine := replicastest.New()
 			return newReplica(t, engine, resumable, p), newReplica(t, engine, resumable, p), p
 		},
-		"server whose session the id does not carry": func() (*testGateway, *testGateway, *fakeServer) {
+		"server with a session that the id does not carry": func() (*testGateway, *testGateway, *fakeServer) {
 			p := legacyPeer("a").handle("tools/call", elicits)
 			one, other, _ := newReplicas(t, p)
 			return one, other, p
@@ -384,7 +384,7 @@ func TestAnswersThatComeElsewhere(t *testing.T) {
 			engine := replicastest.New()
 			return newReplica(t, engine, asChildren, p), newReplica(t, engine, asChildren, q), p
 		},
-		"child process, which is all there is": func() (*testGateway, *testGateway, *fakeServer) {
+		"child process as the only server": func() (*testGateway, *testGateway, *fakeServer) {
 			p, q := legacyPeer("a").handle("tools/call", elicits), legacyPeer("a").handle("tools/call", elicits)
 			alone := func(c *Config) {
 				asChildren(c)
@@ -423,10 +423,10 @@ func TestAnswersThatComeElsewhere(t *testing.T) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if len(c.pending) > 0 {
-				t.Errorf("it waits for %v", c.pending)
+				t.Errorf("requests still pending: %v", c.pending)
 			}
 			if n := p.count(""); n > 1 {
-				t.Errorf("the server has got %d answers", n)
+				t.Errorf("the server got %d responses", n)
 			}
 		})
 	}
@@ -451,12 +451,12 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 			u := one.legacy(t)
 			call := u.start(http.MethodPost, u.request("77", "tools/call", `{"name":"a::x"}`))
 			p.waitFor(t, "tools/call", 1)
-			stranger := other.user(t, mcp.Legacy)
-			stranger.identity = "stranger"
-			stranger.connect().notify("notifications/cancelled", `{"requestId":77}`)
+			intruder := other.user(t, mcp.Legacy)
+			intruder.identity = "stranger"
+			intruder.connect().notify("notifications/cancelled", `{"requestId":77}`)
 			select {
 			case <-call.begun:
-				t.Error("a stranger has canceled it")
+				t.Error("another client canceled the call")
 			default:
 			}
 			// A replica trusts another one about the sender of a message, but checks its rights itself.
@@ -464,8 +464,8 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 			one.replicaSync.handleClientMessage(c, &clientMessage{Identity: "stranger",
 				Request: wireRequest{Method: http.MethodPost},
 				Message: jsonrpc.Notification("notifications/cancelled", []byte(`{"requestId":77}`))})
-			if c.inFlight([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
-				t.Error("another client has canceled it")
+			if c.activeCall([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
+				t.Error("another identity canceled the call")
 			}
 			u.atGateway(other).notify("notifications/cancelled", `{"requestId":77}`)
 			<-call.begun
@@ -474,8 +474,8 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 	}
 }
 
-// Servers get notifications/initialized once, wherever the client sends it.
-func TestClientsThatAreReadyElsewhere(t *testing.T) {
+// Servers get notifications/initialized once, at whichever replica the client sends it.
+func TestInitializedAtAnotherReplica(t *testing.T) {
 	p := legacyPeer("a")
 	engine := replicastest.New()
 	one, other := newReplica(t, engine, resumable, p), newReplica(t, engine, resumable, p)
@@ -484,13 +484,13 @@ func TestClientsThatAreReadyElsewhere(t *testing.T) {
 		header.Get(mcp.SessionHeader)
 	u.atGateway(other).notify("notifications/initialized", "")
 	if n := p.count("notifications/initialized"); n != 1 {
-		t.Errorf("greeted %d times", n)
+		t.Errorf("got notifications/initialized %d times", n)
 	}
 	for _, at := range []*testGateway{other, one, newReplica(t, engine, resumable, p)} {
 		u.atGateway(at).call("a::x")
 	}
 	if n := p.count("notifications/initialized"); n != 1 {
-		t.Errorf("greeted %d times in the end", n)
+		t.Errorf("got notifications/initialized %d times in total", n)
 	}
 }
 
@@ -504,7 +504,7 @@ func (u *testClient) sessionWith(p *fakeServer) string {
 	return calls[len(calls)-1].session
 }
 
-// A session with a server that begins later than the client's is shared by all replicas.
+// All replicas share a session with a server that began later than the client's session.
 func TestSessionsWithServersThatBeginElsewhere(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, engine := newReplicas(t, p)
@@ -516,28 +516,28 @@ func TestSessionsWithServersThatBeginElsewhere(t *testing.T) {
 		want := in(other)
 		for _, g := range []*testGateway{one, newReplica(t, engine, nil, p), other} {
 			if got := in(g); got != want {
-				t.Errorf("%d: called in %s, want %s", i, got, want)
+				t.Errorf("call %d in session %s, want %s", i, got, want)
 			}
 		}
 	}
 	if n := p.count("initialize"); n != 4 {
 		t.Errorf("%d sessions", n)
 	}
-	if n := len(p.requests("ping")); n != 3 { // at replicas with the lost session, not where the client is unknown
+	if n := len(p.requests("ping")); n != 3 { // from replicas with the lost session, not those without the client
 		t.Errorf("%d pings", n)
 	}
-	// A replica that does not know about the loss begins another session only without the store.
+	// Without the store, a replica does not learn about the loss, so it starts another session.
 	p.forget()
 	in(one)
 	engine.Down.Store(true)
 	in(other)
 	if n := p.count("initialize"); n != 6 {
-		t.Errorf("%d sessions in the end", n)
+		t.Errorf("%d sessions in total", n)
 	}
 }
 
-// Of sessions that begin at the same time, one is kept.
-func TestSessionsWithServersThatBeginEverywhere(t *testing.T) {
+// If two replicas start sessions at the same time, one session is kept.
+func TestSessionsWithServersThatBeginAtTwoReplicas(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, _ := newReplicas(t, p)
 	u := one.legacy(t)
@@ -557,17 +557,17 @@ func TestSessionsWithServersThatBeginEverywhere(t *testing.T) {
 		u.atGateway(other).call("a::x")
 		calls := p.requests("tools/call")
 		if a, b := calls[len(calls)-1].session, calls[len(calls)-2].session; a != b {
-			t.Fatalf("called in %s and in %s", a, b)
+			t.Fatalf("calls in sessions %s and %s", a, b)
 		}
 		p.mu.Lock()
 		if len(p.alive) != 1 {
-			t.Errorf("%d sessions are left", len(p.alive))
+			t.Errorf("%d sessions remain", len(p.alive))
 		}
 		p.mu.Unlock()
 	}
 }
 
-// A list change seen by one replica applies to all, and clients are notified once.
+// A list change that one replica receives applies to all. Clients are notified once.
 func TestListsChangedElsewhere(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	say := p.keepStreams()
@@ -615,7 +615,7 @@ func TestListsOfChildrenChangedElsewhere(t *testing.T) {
 	}
 }
 
-// A child process notifies one replica, without an open stream.
+// A child process notifies one replica about a change without an open stream.
 func TestListsOfChildrenWithoutAStream(t *testing.T) {
 	mine, others := legacyPeer("a").hasTools("x"), legacyPeer("a").hasTools("x")
 	others.keepStreams()
@@ -667,7 +667,7 @@ func TestListsOfASessionChangedElsewhere(t *testing.T) {
 	}
 }
 
-// Many changes at once are sent together.
+// Concurrent changes are sent together.
 func TestManyListsChangeElsewhere(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
@@ -741,7 +741,7 @@ func TestCallsResumedElsewhere(t *testing.T) {
 	}
 }
 
-// Without the store, each replica works on its own.
+// Without the store, each replica works independently.
 func TestReplicasWithoutTheStore(t *testing.T) {
 	for name, breaks := range map[string]func(*replicastest.Engine){
 		"down":    func(e *replicastest.Engine) { e.Down.Store(true) },
@@ -781,9 +781,8 @@ func TestReplicasWithoutTheStore(t *testing.T) {
 	}
 }
 
-// Messages about a client do not deadlock with code that holds the State lock and waits for
-// clients.
-func TestOrdersWhileLinksAreDropped(t *testing.T) {
+// Messages about a client do not deadlock with code that locks the State and waits for clients.
+func TestMessagesWhileLinksAreDropped(t *testing.T) {
 	one, _, _ := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
 	c := one.known()[0]
@@ -795,14 +794,14 @@ func TestOrdersWhileLinksAreDropped(t *testing.T) {
 	free := false
 	for deadline := time.Now().Add(5 * time.Second); !free && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if c.mu.TryLock() {
-			free = len(c.queue) == 1 // it waits for the State
+			free = len(c.queue) == 1 // waits for the State
 			c.mu.Unlock()
 		}
 	}
 	one.State.mu.Unlock()
 	first.Wait()
 	if !free {
-		t.Fatal("it has the client wait for the State")
+		t.Fatal("the message blocks the queue of the client")
 	}
 	const times = 2_000
 	done := make(chan struct{})
@@ -826,12 +825,13 @@ func TestOrdersWhileLinksAreDropped(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("they wait for each other")
+		t.Fatal("deadlock")
 	}
 }
 
-// Responses do not wait for the store if the server is connected here, or if there was no request.
-func TestAnswersWithoutTheStore(t *testing.T) {
+// Responses do not wait for the store if this replica is connected to the server, or if there was
+// no request.
+func TestResponsesWithoutTheStore(t *testing.T) {
 	for name, configure := range map[string]func(*Config){
 		"many servers": asChildren,
 		"one server":   func(c *Config) { asChildren(c); c.Naming = mcp.Naming{} },
@@ -850,21 +850,21 @@ func TestAnswersWithoutTheStore(t *testing.T) {
 				}
 			}
 			if time.Since(began) > responseTimeout/2 {
-				t.Error("they have waited")
+				t.Error("the responses waited for the store")
 			}
 		})
 	}
 }
 
-// A record over the owner's quota does not use any of it.
-func TestRecordsThatHaveNoRoom(t *testing.T) {
+// A record that exceeds the owner's quota uses none of it.
+func TestRecordsOverTheQuota(t *testing.T) {
 	one, _, engine := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
 	c, e := one.known()[0], one.replicaSync
 	has := func(bytes int, want bool) {
 		t.Helper()
 		if got, err := e.hasRoom(t.Context(), c, bytes); got != want || err != nil {
-			t.Errorf("room for %d bytes: %t, %v", bytes, got, err)
+			t.Errorf("stored %d bytes: %t, %v", bytes, got, err)
 		}
 	}
 	has(recordBytes, false)
@@ -877,8 +877,8 @@ func TestRecordsThatHaveNoRoom(t *testing.T) {
 	}
 }
 
-// A session with a server that began during an outage of the store is kept afterwards.
-func TestSessionsWithServersThatAreOpenMeanwhile(t *testing.T) {
+// A session with a server that began during an outage of the store is kept after it.
+func TestSessionsStartedDuringAnOutage(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, engine := newReplicas(t, p)
 	u := one.legacy(t)
@@ -890,11 +890,11 @@ func TestSessionsWithServersThatAreOpenMeanwhile(t *testing.T) {
 	engine.Down.Store(false)
 	await.Until(t, "the store is available", other.State.space.Up)
 	if got := in(other); got != own || own == recorded {
-		t.Errorf("called in %s, which was begun in %s; the record has %s", got, own, recorded)
+		t.Errorf("call in session %s, began in %s, recorded %s", got, own, recorded)
 	}
 }
 
-// A slow server delays only the messages to itself, and not forever.
+// A slow server delays only messages to itself, for a limited time.
 func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
 	mine, others := legacyPeer("a"), legacyPeer("a")
 	others.keepStreams()
@@ -910,11 +910,11 @@ func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
 		`{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`))
 	others.waitFor(t, "resources/subscribe", 1)
 	if s := there.ask("logging/setLevel", `{"level":"error"}`); s.code() != 0 || others.count("resources/subscribe") != 1 {
-		t.Errorf("while it waits: got %s", s.body)
+		t.Errorf("during the delay: got %s", s.body)
 	}
 	subscribed.waitEnd()
 	c := other.known()[0]
-	await.Until(t, "it is given up", func() bool {
+	await.Until(t, "the queue is empty", func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return len(c.queue) == 0
@@ -922,6 +922,6 @@ func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
 	others.handle("resources/subscribe", func(w http.ResponseWriter, a *incoming) { a.reply(w, "{}") })
 	there.call("a::x")
 	if n := others.count("resources/subscribe"); n != 2 {
-		t.Errorf("notified %d times by its next use", n)
+		t.Errorf("notified %d times at its next use", n)
 	}
 }

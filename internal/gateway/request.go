@@ -164,7 +164,7 @@ func (req *aggregateRequest) sessionClient(id string) (*client, *jsonrpc.Failure
 		if owner == "" {
 			owner = "@" + t.Address
 		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
 		c.issued = time.Unix(t.Issued, 0)
 		req.beginSession(c)
 		return c.restore(t.Links, g.config.Servers)
@@ -198,7 +198,7 @@ func (req *aggregateRequest) answerResult(result []byte) *jsonrpc.Failure {
 // answerAs answers with a result of the gateway. resultType is for the modern era.
 func (req *aggregateRequest) answerAs(resultType string, result []byte) *jsonrpc.Failure {
 	if req.era == mcp.Modern {
-		result = req.g.info.Sign(resultType, result)
+		result = req.g.info.AddMembers(resultType, result)
 	}
 	req.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(req.Message.Literal(jsonrpc.ID), result)})
 	return nil
@@ -235,13 +235,13 @@ func (req *aggregateRequest) forEachOpenLink(f func(s *upstream.Server, l *link)
 func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream.Server, infos []*serverInfo) {
 	servers = req.g.visibleServers(req.Caller.Identity)
 	infos = make([]*serverInfo, len(servers))
-	known := req.g.audience(req.client)
+	audience := req.g.audience(req.client)
 	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
 	var bg *background
-	asked := 0
+	requested := 0
 	for i, s := range servers {
-		p := known.profile(s.ID)
+		p := audience.profile(s.ID)
 		if infos[i] = p.freshInfo(s); infos[i] != nil {
 			continue
 		}
@@ -249,7 +249,7 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 			bg = req.newBackground()
 			defer bg.requestAnswered()
 		}
-		asked++
+		requested++
 		bg.Go(func() {
 			info, _ := p.getInfo(bg.scope, req.client, s)
 			arrivals <- func() { infos[i], arrived[i] = info, true }
@@ -258,13 +258,13 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 			}
 		})
 	}
-	if asked == 0 {
+	if requested == 0 {
 		return servers, infos
 	}
-	req.collect(bg, asked, arrivals, waits)
+	req.collect(bg, requested, arrivals, waits)
 	for i, s := range servers {
 		if infos[i] == nil && (!arrived[i] || s.IsUnavailable()) {
-			req.noteLeftOut(s, known.profile(s.ID))
+			req.noteLeftOut(s, audience.profile(s.ID))
 		}
 	}
 	drainArrivals(arrivals)

@@ -31,8 +31,8 @@ func TestIdentifyingNames(t *testing.T) {
 	}
 }
 
-// A server may choose its tools by any header, except those that differ in each request.
-func TestHeadersThatServersMayChooseBy(t *testing.T) {
+// A server may choose its tools by any header that does not differ in each request.
+func TestHeadersThatMayChooseTools(t *testing.T) {
 	header := http.Header{}
 	for _, name := range []string{
 		"Authorization", "X-Plan", "User-Agent", "Accept-Language", "X-Forwarded-For",
@@ -48,7 +48,7 @@ func TestHeadersThatServersMayChooseBy(t *testing.T) {
 	}
 }
 
-// The fingerprint changes with the headers, but not with their order.
+// The fingerprint depends on the headers, but not on their order.
 func TestFingerprint(t *testing.T) {
 	fingerprintOf := func(identity, address string, header http.Header) uint64 {
 		q := &inbound.Request{HTTP: &http.Request{Header: header}, Caller: access.Caller{Identity: identity},
@@ -61,19 +61,19 @@ func TestFingerprint(t *testing.T) {
 		header            http.Header
 		same              bool
 	}{
-		"the same":        {"ann", "192.0.2.1", http.Header{"X-B": {"3"}, "X-A": {"1", "2"}}, true},
+		"no change":       {"ann", "192.0.2.1", http.Header{"X-B": {"3"}, "X-A": {"1", "2"}}, true},
 		"another address": {"ann", "192.0.2.2", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, true},
 		"a header of one request": {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "Accept": {"*/*"}},
 			true},
 		"unidentified":                {"", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, false},
-		"a header more":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "X-C": {""}}, false},
-		"a header less":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}}, false},
+		"an added header":             {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "X-C": {""}}, false},
+		"a missing header":            {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}}, false},
 		"another value":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"4"}}, false},
 		"values in another order":     {"ann", "192.0.2.1", http.Header{"X-A": {"2", "1"}, "X-B": {"3"}}, false},
 		"values of different headers": {"ann", "192.0.2.1", http.Header{"X-A": {"3", "2"}, "X-B": {"1"}}, false},
 	} {
 		if got := fingerprintOf(test.identity, test.address, test.header); (got == began) != test.same {
-			t.Errorf("%s: the same is %v, want %v", name, got == began, test.same)
+			t.Errorf("%s: same = %v, want %v", name, got == began, test.same)
 		}
 	}
 	if fingerprintOf("", "192.0.2.1", nil) == fingerprintOf("", "192.0.2.2", nil) {

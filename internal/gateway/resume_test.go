@@ -36,8 +36,8 @@ type connection struct {
 	*cutStream
 }
 
-// cutStream makes a server send the stream of a method in parts. Each connection must continue
-// where the last one ended.
+// cutStream makes a server send the stream of a method in parts, one per connection. Each
+// connection must continue where the last one ended.
 func (p *fakeServer) cutStream(method string, parts ...func(*connection)) {
 	s := &cutStream{p: p, method: method, parts: parts}
 	serve := func(w http.ResponseWriter, a *incoming) {
@@ -66,7 +66,7 @@ func (p *fakeServer) cutStream(method string, parts ...func(*connection)) {
 	})
 }
 
-// resumed returns how often the stream was resumed.
+// resumed returns the number of requests that resumed the stream.
 func (p *fakeServer) resumed() (n int) {
 	for _, a := range p.requests("GET") {
 		if a.Header.Get("Last-Event-Id") != "" {
@@ -76,7 +76,7 @@ func (p *fakeServer) resumed() (n int) {
 	return n
 }
 
-// send sends an event with an id, for resuming.
+// send sends an event with an id, so that the client can resume after it.
 func (c *connection) send(message string) {
 	c.sendAs(c.w, fmt.Sprintf("id: %d\nretry: 6000\n", c.next), message)
 }
@@ -95,7 +95,7 @@ func (c *connection) result(result string) {
 	c.send(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result + `}`)
 }
 
-// progressOf returns the progress that a client got, in order.
+// progressOf returns the progress that a client received, in order.
 func progressOf(s reply) (all []string) {
 	for _, e := range s.events {
 		if e.method() == "notifications/progress" {
@@ -131,17 +131,17 @@ func (g *testGateway) as(t testing.TB, era mcp.Era) *testClient {
 }
 
 // Fake time: a server ends the stream of a call repeatedly, or its connections break. The client
-// does not notice.
+// does not notice it.
 func TestCallsAreResumed(t *testing.T) {
 	const parts = 15
 	for name, era := range bothEras {
 		for ending, end := range map[string]func(*connection){
 			"ended": func(*connection) {},
-			"broken in mid-event": func(c *connection) {
+			"broken within an event": func(c *connection) {
 				_, _ = io.WriteString(c.w, "id: 99\ndata: {\"jsonrpc\":\"2.0\",")
 				panic(http.ErrAbortHandler)
 			},
-			"ended in mid-event": func(c *connection) {
+			"ended within an event": func(c *connection) {
 				_, _ = io.WriteString(c.w, "id: 99\ndata: {\"jsonrpc\":\"2.0\",")
 			},
 		} {
@@ -158,7 +158,7 @@ func TestCallsAreResumed(t *testing.T) {
 					}
 					p.cutStream("tools/call", append(all, func(c *connection) {
 						c.result(`{"content":[{"type":"resource_link","uri":"x://a"}]}`)
-						<-c.Context().Done() // some servers do not end it
+						<-c.Context().Done() // some servers do not end the stream
 					})...)
 					g := newInMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p, legacyPeer("b"))
 					defer g.close()
@@ -202,7 +202,7 @@ func (u hostRoutes) Serve(w http.ResponseWriter, r *http.Request, account string
 	return u.fakeRoutes.Serve(w, r, account)
 }
 
-// Changes that the routes make to a call do not affect the requests that resume it.
+// Changes that the routes make to a call do not affect requests that resume it.
 func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +216,7 @@ func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 				g.as(t, era).call("a::x")
 				for range cap(hosts) {
 					if host := <-hosts; host != "gateway.invalid" {
-						t.Errorf("got a request for %s", host)
+						t.Errorf("got host %s", host)
 					}
 				}
 			})
@@ -224,7 +224,7 @@ func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 	}
 }
 
-// A stream that cannot be resumed is a failure. The call may have run, so it is not repeated.
+// If a stream cannot be resumed, the call fails. It is not repeated, because it may have run.
 func TestCallsThatCannotBeResumed(t *testing.T) {
 	for name, era := range bothEras {
 		for ending, tt := range map[string]struct {
@@ -242,9 +242,9 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 				"connect_error"},
 			"no stream": {func(w http.ResponseWriter, a *incoming) { a.write(w, http.StatusOK, `{}`) },
 				"connect_error"},
-			"a server in trouble": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) },
+			"an unavailable server": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) },
 				"connect_error"},
-			"nothing new":   {func(w http.ResponseWriter, a *incoming) { a.send(w, "") }, "connect_error"},
+			"no new event":  {func(w http.ResponseWriter, a *incoming) { a.send(w, "") }, "connect_error"},
 			"no connection": {func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) }, "connect_error"},
 			"silence": {func(w http.ResponseWriter, a *incoming) {
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -281,11 +281,11 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 					}
 					attempts := 1
 					switch ending {
-					case "a server in trouble", "nothing new", "no connection":
+					case "an unavailable server", "no new event", "no connection":
 						attempts = 10
 					}
 					if n := p.resumed(); n != attempts {
-						t.Errorf("asked for the rest %d times, want %d", n, attempts)
+						t.Errorf("resumed %d times, want %d", n, attempts)
 					}
 				})
 			})
@@ -293,7 +293,8 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 	}
 }
 
-// Fake time: a server that ends its stream and stays away gets no more time than a silent one.
+// Fake time: a server that ends its stream and becomes unreachable gets no more time than a silent
+// one.
 func TestResumedCallsEndInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\n", "") })
@@ -308,7 +309,7 @@ func TestResumedCallsEndInTime(t *testing.T) {
 	})
 }
 
-// A stream that is silent for too long is not resumed: it has not ended.
+// A stream that times out is not resumed, because it has not ended.
 func TestSilentCallsAreNotResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -338,9 +339,9 @@ func TestListsAreResumed(t *testing.T) {
 	})
 }
 
-// A server can send requests in a resumed stream, and gets the responses, however long the client
-// takes.
-func TestQuestionsInResumedStreams(t *testing.T) {
+// A server can send requests in a resumed stream, and receives the responses, even if the client
+// takes long.
+func TestServerRequestsInResumedStreams(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -385,12 +386,12 @@ func TestQuestionsInResumedStreams(t *testing.T) {
 	}
 }
 
-// A call that the client cancels or leaves while the gateway waits is not resumed.
-func TestLeavingBeforeACallIsResumed(t *testing.T) {
+// A call is not resumed if the client cancels it or disconnects while the gateway waits.
+func TestDisconnectBeforeACallIsResumed(t *testing.T) {
 	for name, leave := range map[string]func(*testClient, *liveReply){
-		"it cancels the call": func(u *testClient, _ *liveReply) { u.notify("notifications/cancelled", `{"requestId":2}`) },
-		"it hangs up":         func(_ *testClient, k *liveReply) { k.disconnect() },
-		"it cancels and hangs up": func(u *testClient, k *liveReply) {
+		"canceled":     func(u *testClient, _ *liveReply) { u.notify("notifications/cancelled", `{"requestId":2}`) },
+		"disconnected": func(_ *testClient, k *liveReply) { k.disconnect() },
+		"canceled and disconnected": func(u *testClient, k *liveReply) {
 			u.notify("notifications/cancelled", `{"requestId":2}`)
 			k.disconnect()
 		},
@@ -411,15 +412,15 @@ func TestLeavingBeforeACallIsResumed(t *testing.T) {
 				if n := p.resumed(); n != 0 {
 					t.Errorf("resumed %d times", n)
 				}
-				if n, want := p.count("notifications/cancelled"), strings.Count(name, "cancels"); n != want {
-					t.Errorf("the server received %d cancellations, want %d", n, want)
+				if n, want := p.count("notifications/cancelled"), strings.Count(name, "canceled"); n != want {
+					t.Errorf("the server got %d cancellations, want %d", n, want)
 				}
 			})
 		})
 	}
 }
 
-// A server ends the stream of a call because the client has canceled it.
+// A server ends the stream of a call that the client canceled.
 func TestCanceledCallsAreNotResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		canceled := make(chan struct{})
@@ -445,7 +446,7 @@ func TestCanceledCallsAreNotResumed(t *testing.T) {
 }
 
 // A client resumes a call whose stream the server ends repeatedly.
-func TestClientsResumeCallsThatAreCut(t *testing.T) {
+func TestClientsResumeInterruptedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		parts := []func(*connection){func(c *connection) { c.progress(0); <-c.Context().Done() }}
@@ -462,7 +463,7 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 		synctest.Wait()
 		other.header = http.Header{"Last-Event-Id": {first.last}}
 		if stream := other.listen(); stream.status != http.StatusBadRequest {
-			t.Errorf("another session got %d", stream.status)
+			t.Errorf("another session: got %d", stream.status)
 		}
 		u.header = http.Header{"Last-Event-Id": {first.last}}
 		stream := u.listen()
@@ -482,10 +483,11 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 	})
 }
 
-// A client may resume before the gateway notices the broken connection. The gateway then leaves the
-// rest to it, even if the server ends the broken stream, or does not know yet that it is broken.
+// A client may resume before the gateway notices the broken connection. Then the gateway leaves the
+// rest to the client, even if the server ends the broken stream, or does not know yet that it is
+// broken.
 func TestClientsResumeCallsOnceOnly(t *testing.T) {
-	for name, refusals := range map[string]int{"the server ends the old stream": 0, "the server still sends it": 1} {
+	for name, refusals := range map[string]int{"the server ends the old stream": 0, "the server does not know yet": 1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				back := make(chan struct{})
@@ -517,9 +519,9 @@ func TestClientsResumeCallsOnceOnly(t *testing.T) {
 				if e := u.listen().next(); e.id() != "2" || !e.isAnswer() {
 					t.Errorf("got %+v", e)
 				}
-				time.Sleep(time.Minute) // time for another attempt to resume
+				time.Sleep(time.Minute) // the gateway could resume again
 				if n := p.resumed(); n != refusals+1 {
-					t.Errorf("the rest was asked for %d times", n)
+					t.Errorf("resumed %d times", n)
 				}
 				live.disconnect()
 			})
@@ -527,9 +529,9 @@ func TestClientsResumeCallsOnceOnly(t *testing.T) {
 	}
 }
 
-// A server request that cannot be written to a broken connection is not refused: the client may
-// resume the stream.
-func TestQuestionsAreLeftForClientsThatComeBack(t *testing.T) {
+// A server request that cannot be written to a broken connection is not refused, because the client
+// may resume the stream.
+func TestServerRequestsWaitForResumingClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan string, 1)
 		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -562,7 +564,7 @@ func (w *brokenWriter) Write(p []byte) (int, error) {
 
 func (w *brokenWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// A client that resumes after an event that the server no longer knows gets an error.
+// A client that resumes after an event that the server has forgotten gets an error.
 func TestClientsResumeAfterForgottenEvents(t *testing.T) {
 	p := legacyPeer("a").handle("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadRequest) })
 	g := newGateway(t, nil, p)
@@ -573,8 +575,9 @@ func TestClientsResumeAfterForgottenEvents(t *testing.T) {
 	}
 }
 
-// A large answer that was passed on in part cannot be resumed. One that was not passed on yet can.
-func TestLargeAnswersAreResumed(t *testing.T) {
+// A large response of which a part was forwarded cannot be resumed. One of which nothing was
+// forwarded can.
+func TestLargeResponsesAreResumed(t *testing.T) {
 	result := largeResult(3 << 20)
 	for name, tt := range map[string]struct {
 		size int // bytes before the connection breaks
@@ -604,7 +607,7 @@ func TestLargeAnswersAreResumed(t *testing.T) {
 	}
 }
 
-// recordingMask is a Mask that records what it masked.
+// recordingMask is a Mask that records what it masks.
 type recordingMask struct {
 	originalsMask
 	mu    sync.Mutex
@@ -619,7 +622,7 @@ func (m *recordingMask) Serve(w http.ResponseWriter, r *http.Request, about upst
 	return next.ServeHTTP(w, r)
 }
 
-// The rest of a call is masked like the call.
+// The rest of a resumed call is masked like the call.
 func TestResumedCallsAreMasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mask := new(recordingMask)

@@ -34,7 +34,7 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 		return failure
 	}
 	l.markUsed()
-	if call := req.client.inFlight(clientID); call != nil && call.link == l {
+	if call := req.client.activeCall(clientID); call != nil && call.link == l {
 		call.Cancel(nil) // the client noticed first that its connection is broken, and resumes here
 	} else if call == nil {
 		req.g.replicaSync.callResumed(req.client, clientID, owner.ID)
@@ -105,10 +105,10 @@ func (c *resumedCall) onMessage(e *streamable.Event) error {
 		req.out.Event(&out)
 		time.AfterFunc(upstream.StreamGrace, c.end) // some servers do not end the stream
 	default:
-		others := l.unsolicited(scope{ctx: c.ctx, g: req.g, r: c.r})
-		others.note(m)
+		u := l.unsolicited(scope{ctx: c.ctx, g: req.g, r: c.r})
+		u.note(m)
 		if !c.deliver(req.g, l, m, out.ID) && m.IsRequest() {
-			others.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
+			u.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
 		}
 	}
 	return nil

@@ -18,18 +18,18 @@ import (
 
 // A ticket is the content of a session id: all that a process needs to continue the session.
 type ticket struct {
-	Identity string                `json:"i,omitempty"`
-	Address  string                `json:"a,omitempty"` // address of an anonymous client
-	Issued   int64                 `json:"t"`           // Unix time in seconds
-	Version  string                `json:"v"`
-	Hello    json.RawMessage       `json:"h"` // params of initialize
-	Links    map[string]linkTicket `json:"l,omitempty"`
+	Identity   string                `json:"i,omitempty"`
+	Address    string                `json:"a,omitempty"` // address of an anonymous client
+	Issued     int64                 `json:"t"`           // Unix time in seconds
+	Version    string                `json:"v"`
+	InitParams json.RawMessage       `json:"h"` // params of initialize
+	Links      map[string]linkTicket `json:"l,omitempty"`
 }
 
 // ticket returns the ticket of the client's session.
 func (c *client) ticket(links map[string]linkTicket) ticket {
 	t := ticket{
-		Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.introduction.params, Links: links,
+		Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, InitParams: c.introduction.params, Links: links,
 	}
 	if c.identity == "" {
 		t.Address = strings.TrimPrefix(c.owner, "@")
@@ -53,13 +53,13 @@ type sealer struct{ seal.Sealer }
 // with servers: this process knows them, and others can begin new ones. Then it shortens the
 // introduction. It returns "" if even that is too long.
 func (s sealer) sealTicket(t ticket) (id string) {
-	if id = s.Seal("session", packed(t)); len(id) > maxSessionID {
+	if id = s.Seal("session", encodeTicket(t)); len(id) > maxSessionID {
 		t.Links = nil
-		id = s.Seal("session", packed(t))
+		id = s.Seal("session", encodeTicket(t))
 	}
 	if len(id) > maxSessionID {
-		t.Hello = readIntroduction(t.Hello).minimalParams(t.Version)
-		id = s.Seal("session", packed(t))
+		t.InitParams = readIntroduction(t.InitParams).minimalParams(t.Version)
+		id = s.Seal("session", encodeTicket(t))
 	}
 	if len(id) > maxSessionID {
 		return ""
@@ -87,25 +87,25 @@ func (s sealer) openTicket(id string) (t ticket, ok bool) {
 // than the rest of a handshake, and most of a megabyte of memory.
 const smallTicket = 512
 
-// packed encodes a ticket as JSON, compressed if it is large. The first byte tells which:
+// encodeTicket encodes a ticket as JSON, compressed if it is large. The first byte tells which:
 // compressed data starts with a block that is not the last, so its lowest bit is 0. In a brace it
 // is 1.
-func packed(t ticket) []byte {
+func encodeTicket(t ticket) []byte {
 	text, _ := json.Marshal(t) // cannot fail: strings, numbers and valid JSON
 	if len(text) <= smallTicket {
 		return text
 	}
 	var b bytes.Buffer
-	w := packers.Get().(*flate.Writer)
-	defer packers.Put(w)
+	w := flateWriters.Get().(*flate.Writer)
+	defer flateWriters.Put(w)
 	w.Reset(&b)
 	_, _ = w.Write(text)
 	_ = w.Close()
 	return b.Bytes()
 }
 
-// packers are reused: each takes most of a megabyte.
-var packers = sync.Pool{New: func() any {
+// flateWriters are reused: each takes most of a megabyte.
+var flateWriters = sync.Pool{New: func() any {
 	w, _ := flate.NewWriter(nil, flate.DefaultCompression) // fails for invalid levels only
 	return w
 }}
@@ -118,9 +118,9 @@ const sessionTime = 7 * 24 * time.Hour
 type endedSessions struct {
 	ids *quota.Cache[[16]byte, endedSession] // by hash of the session id
 
-	// allBefore has owners with too many ended sessions: all their sessions that began up to this time
-	// count as ended.
-	allBefore map[string]time.Time
+	// cutoffs are for owners with too many ended sessions: all sessions of the owner that began up
+	// to this time count as ended.
+	cutoffs map[string]time.Time
 }
 
 // An endedSession is a session that has ended.
@@ -134,23 +134,23 @@ const (
 	maxEndedOwners   = 1_000
 )
 
-var endedSessionsKind = quota.NewKind("ended_sessions")
+var endedSessionsQuota = quota.NewKind("ended_sessions")
 
 func newEndedSessions() endedSessions {
-	ended := endedSessions{allBefore: map[string]time.Time{}}
-	evicted := func(_ [16]byte, s endedSession) {
-		if time.Since(s.issued) < sessionTime && ended.allBefore[s.owner].Before(s.issued) {
-			ended.allBefore[s.owner] = s.issued
+	ended := endedSessions{cutoffs: map[string]time.Time{}}
+	onEvict := func(_ [16]byte, s endedSession) {
+		if time.Since(s.issued) < sessionTime && ended.cutoffs[s.owner].Before(s.issued) {
+			ended.cutoffs[s.owner] = s.issued
 		}
 	}
-	ended.ids = quota.NewCache(endedSessionsKind, quota.Limits{Entries: maxEndedSessions}, sessionTime, evicted)
+	ended.ids = quota.NewCache(endedSessionsQuota, quota.Limits{Entries: maxEndedSessions}, sessionTime, onEvict)
 	return ended
 }
 
 // add adds a session that has ended.
 func (ended *endedSessions) add(key [16]byte, s endedSession) {
 	ended.ids.Put(s.owner, key, s, 0)
-	if len(ended.allBefore) > maxEndedOwners {
+	if len(ended.cutoffs) > maxEndedOwners {
 		ended.forgetOldest()
 	}
 }
@@ -159,12 +159,12 @@ func (ended *endedSessions) add(key [16]byte, s endedSession) {
 // again until they expire. The alternative would be to end sessions of other owners.
 func (ended *endedSessions) forgetOldest() {
 	var oldest string
-	for owner, until := range ended.allBefore {
-		if oldest == "" || until.Before(ended.allBefore[oldest]) {
+	for owner, until := range ended.cutoffs {
+		if oldest == "" || until.Before(ended.cutoffs[oldest]) {
 			oldest = owner
 		}
 	}
-	delete(ended.allBefore, oldest)
+	delete(ended.cutoffs, oldest)
 }
 
 // endedKey returns the key of a session in endedSessions. The caller holds State.mu.

@@ -30,8 +30,8 @@ type sessionRecord struct {
 }
 
 const (
-	// maxRecord limits the bytes of a record. Beyond that, the state is known only to the replica that
-	// got the request.
+	// maxRecord limits the bytes of a record. Beyond that, the state is known only to the replica
+	// that got the request.
 	maxRecord = 256 << 10
 	// recordBytes limits the bytes of records written per owner in sessionTime, the lifetime of
 	// records. Each record counts recordSize more.
@@ -60,8 +60,8 @@ type sessionChange struct {
 
 // knownIn reports whether the server of a link knows the change.
 func (change *sessionChange) knownIn(l *link) bool {
-	session, told := change.Told[l.serverID]
-	return told && session != "" && session == l.sessionID()
+	session, ok := change.Told[l.serverID]
+	return ok && session != "" && session == l.sessionID()
 }
 
 // replaces reports whether the change makes another one obsolete.
@@ -141,7 +141,7 @@ func (rs *replicaSync) syncSession(ctx context.Context, c *client) {
 		return
 	}
 	for server, t := range r.Links { // newer than those in the session id
-		if s := rs.serverWith(server); s != nil {
+		if s := rs.serverByID(server); s != nil {
 			c.linkTo(s).useRecorded(t)
 		}
 	}
@@ -244,8 +244,8 @@ func (rs *replicaSync) writeRecord(
 		}
 	}
 	if !fits {
-		rs.logger().Warn("session not shared with other replicas: its record is too large",
-			zap.Int("bytes", len(text)))
+		rs.logger().Warn("session not shared with other replicas: "+
+			"it has expired, its record is too large, or a quota is used up", zap.Int("bytes", len(text)))
 		return false, replicas.ErrFull
 	}
 	return rs.space.Swap(ctx, c.key, recordName, version, text, left)
@@ -273,16 +273,16 @@ func (rs *replicaSync) hasRoom(ctx context.Context, c *client, bytes int) (bool,
 // unreachable or lost its session. Replicas share them in the record, so that the client has one
 // session per server.
 
-// sharesLinks reports whether the client's record has the sessions of a link.
-func (rs *replicaSync) sharesLinks(l *link, s *upstream.Server) bool {
+// sharesLink reports whether replicas share the session of a link in the client's record.
+func (rs *replicaSync) sharesLink(l *link, s *upstream.Server) bool {
 	c := l.client
 	return rs != nil && c.era == mcp.Legacy && c.key != "" && c.inspection == nil && !s.ChildrenOnly
 }
 
-// resumeShared continues a session that another replica has begun. It reports whether there is one
-// that the server knows.
+// resumeShared continues a session that another replica has begun. It reports whether the server
+// knows such a session.
 func (rs *replicaSync) resumeShared(sc scope, l *link, s *upstream.Server) bool {
-	if !rs.sharesLinks(l, s) {
+	if !rs.sharesLink(l, s) {
 		return false
 	}
 	r, _, err := rs.readRecord(sc.ctx, l.client)
@@ -299,7 +299,7 @@ func (l *link) tryResume(sc scope, t linkTicket) bool {
 	ctx, cancel := context.WithTimeout(sc.ctx, sc.g.config.JoinTimeout)
 	defer cancel()
 	r, _, _ := l.newRequest(sc.withContext(ctx))
-	ignore := responseHandler{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
 	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), "ping", nil), ignore); failure == nil {
 		return true
 	}
@@ -340,7 +340,7 @@ func (l *link) useRecorded(t linkTicket) {
 // shareSession stores a session that has begun here in the record. If another replica has stored
 // one in the meantime, it uses that and ends its own.
 func (rs *replicaSync) shareSession(sc scope, l *link, s *upstream.Server) {
-	if !rs.sharesLinks(l, s) || l.sessionID() == "" || l.isLocal(s) {
+	if !rs.sharesLink(l, s) || l.sessionID() == "" || l.isLocal(s) {
 		return
 	}
 	for range maxSwaps {
@@ -348,17 +348,17 @@ func (rs *replicaSync) shareSession(sc scope, l *link, s *upstream.Server) {
 		if err != nil || r.Ended {
 			return
 		}
-		mine := l.ticket()
+		current := l.ticket()
 		if another, ok := r.Links[s.ID]; ok && l.tryResume(sc, another) {
 			own := newLink(l.client, s)
-			own.setSession(mine)
+			own.setSession(current)
 			own.end(sc)
 			return
 		}
 		if r.Links == nil {
 			r.Links = map[string]linkTicket{}
 		}
-		r.Links[s.ID] = mine
+		r.Links[s.ID] = current
 		written, err := rs.writeRecord(sc.ctx, l.client, version, jsonrpc.Encode(r))
 		if written {
 			l.mu.Lock()
@@ -410,7 +410,7 @@ func (rs *replicaSync) applyLevel(c *client, change *sessionChange) {
 // applySubscription adds or removes a subscription. It reports whether it is new. Without a stream
 // of the client here, legacy servers get it with their next request.
 func (rs *replicaSync) applySubscription(c *client, change *sessionChange) (added bool) {
-	server := rs.serverWith(change.Server)
+	server := rs.serverByID(change.Server)
 	if server == nil {
 		return false
 	}
@@ -429,7 +429,7 @@ func (rs *replicaSync) applySubscription(c *client, change *sessionChange) (adde
 // markUnsynced notes that the server misses a change from another replica. Servers whose session is
 // shared have got it there.
 func (l *link) markUnsynced(rs *replicaSync) {
-	server := rs.serverWith(l.serverID)
+	server := rs.serverByID(l.serverID)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := !l.carried || server != nil && server.ChildrenOnly || httpsse.IsSession(l.session)
@@ -643,7 +643,7 @@ func (n oneWayMessage) announceReady() {
 func (c *client) noteReadyAnnounced(rs *replicaSync) {
 	c.readyAnnounced.Store(true)
 	for _, l := range c.allLinks() {
-		if s := rs.serverWith(l.serverID); s != nil && !l.isLocal(s) {
+		if s := rs.serverByID(l.serverID); s != nil && !l.isLocal(s) {
 			l.setInitialized(true)
 		}
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
-func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
-	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`),
+func TestSessionIDsOpenWithTheKey(t *testing.T) {
+	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, InitParams: json.RawMessage(`{"a":1}`),
 		Links: map[string]linkTicket{
 			"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: mcp.HasTools},
 			"b": {Version: "2025-03-26", Session: "s", Can: mcp.HasTools | mcp.CanSubscribe},
@@ -29,13 +29,13 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 		t.Errorf("got %s, want %s", a, b)
 	}
 	if again := newBareGateway(nil).sealer.sealTicket(want); again == id {
-		t.Error("it is sealed in the same way twice")
+		t.Error("sealing twice gave the same id")
 	}
 	if _, ok := newBareGateway(func(c *Config) { c.Key = seal.NewKey() }).sealer.openTicket(id); ok {
-		t.Error("it was opened with another key")
+		t.Error("another key opened the id")
 	}
 	if _, ok := newBareGateway(nil).sealer.Open("call", id); ok {
-		t.Error("it was opened for another purpose")
+		t.Error("another purpose opened the id")
 	}
 }
 
@@ -43,18 +43,18 @@ func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 func TestSessionIDsOfAnySize(t *testing.T) {
 	sealer := newBareGateway(nil).sealer
 	for size, compressed := range map[int]bool{10: false, smallTicket: true, 8 << 10: true} {
-		want := ticket{Version: mcp.Latest, Hello: jsonrpc.Quote(strings.Repeat("a", size))}
-		if packed(want)[0] == '{' == compressed {
+		want := ticket{Version: mcp.Latest, InitParams: jsonrpc.Quote(strings.Repeat("a", size))}
+		if encodeTicket(want)[0] == '{' == compressed {
 			t.Errorf("%d bytes: want compressed %t", size, compressed)
 		}
 		got, ok := sealer.openTicket(sealer.sealTicket(want))
-		if !ok || string(got.Hello) != string(want.Hello) || got.Version != want.Version {
+		if !ok || string(got.InitParams) != string(want.InitParams) || got.Version != want.Version {
 			t.Errorf("%d bytes: got %+v", size, got)
 		}
 	}
 }
 
-func TestSessionIDsThatAreNotOurs(t *testing.T) {
+func TestInvalidSessionIDs(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
@@ -66,23 +66,23 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 		return base64.RawURLEncoding.EncodeToString(changed)
 	}
 	tests := map[string]string{
-		"its first byte is another":  tampered(0),
-		"its last byte is another":   tampered(len(raw) - 1),
-		"a byte within is another":   tampered(len(raw) / 2),
-		"it is cut":                  u.session[:len(u.session)-4],
-		"it is cut at once":          u.session[:4],
-		"there is more":              u.session + "AAAA",
-		"it is sealed by another":    foreign.session,
-		"invalid base64":             "!!!!",
-		"it is that of a server":     "a-session-1",
-		"it is sealed for a call":    g.sealer.Seal("call", []byte("x")),
-		"it is sealed, but no JSON":  g.sealer.Seal("session", []byte("x")),
-		"it is very long":            strings.Repeat("A", 60_000),
-		"it is empty inside":         g.sealer.Seal("session", nil),
-		"it is padded":               u.session + "=",
-		"it has a space within":      u.session[:9] + " " + u.session[9:],
-		"it is of another alphabet":  base64.StdEncoding.EncodeToString(raw) + "+",
-		"it is the one, upside down": u.session[len(u.session)/2:] + u.session[:len(u.session)/2],
+		"first byte changed":           tampered(0),
+		"last byte changed":            tampered(len(raw) - 1),
+		"middle byte changed":          tampered(len(raw) / 2),
+		"truncated":                    u.session[:len(u.session)-4],
+		"truncated to four characters": u.session[:4],
+		"with more text":               u.session + "AAAA",
+		"of another gateway":           foreign.session,
+		"invalid base64":               "!!!!",
+		"of a server":                  "a-session-1",
+		"sealed for a call":            g.sealer.Seal("call", []byte("x")),
+		"sealed, but not JSON":         g.sealer.Seal("session", []byte("x")),
+		"very long":                    strings.Repeat("A", 60_000),
+		"sealed, but empty":            g.sealer.Seal("session", nil),
+		"padded":                       u.session + "=",
+		"with a space":                 u.session[:9] + " " + u.session[9:],
+		"in another alphabet":          base64.StdEncoding.EncodeToString(raw) + "+",
+		"halves exchanged":             u.session[len(u.session)/2:] + u.session[:len(u.session)/2],
 	}
 	for name, id := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -105,11 +105,11 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 		})
 	}
 	if s := u.ask("ping", ""); s.status != 200 || s.code() != 0 {
-		t.Errorf("the session itself: %+v", s)
+		t.Errorf("unchanged id: %+v", s)
 	}
 }
 
-func TestSessionsBelongToWhoBeganThem(t *testing.T) {
+func TestSessionsBelongToTheirClient(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	ann := g.user(t, mcp.Legacy)
@@ -129,7 +129,7 @@ func TestSessionsBelongToWhoBeganThem(t *testing.T) {
 	}
 }
 
-// accountRoutes identify clients by their accounts.
+// accountRoutes identify clients by accounts.
 type accountRoutes struct{ fakeRoutes }
 
 func (u accountRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
@@ -137,8 +137,9 @@ func (u accountRoutes) Serve(w http.ResponseWriter, r *http.Request, account str
 	return u.fakeRoutes.Serve(w, r, account)
 }
 
-// A client that names another client's session does not move that one to its own audience.
-func TestSessionsThatOthersNamed(t *testing.T) {
+// A client that uses the session id of another client does not move that session to its own
+// audience.
+func TestSessionsUsedByOtherClients(t *testing.T) {
 	p := modernPeer("a")
 	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("X-Account")+`"}]}`)
@@ -165,7 +166,7 @@ func TestSessionsThatOthersNamed(t *testing.T) {
 	}
 }
 
-func TestAnotherReplicaGoesOnWithASession(t *testing.T) {
+func TestAnotherReplicaContinuesASession(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
 	one, other := newGateway(t, nil, a, b), newGateway(t, nil, a, b)
 	u := one.legacy(t)
@@ -180,7 +181,7 @@ func TestAnotherReplicaGoesOnWithASession(t *testing.T) {
 		t.Errorf("initialized %d times", n)
 	}
 	if n := a.count("notifications/initialized"); n != 1 {
-		t.Errorf("greeted %d times (A3)", n)
+		t.Errorf("notified %d times (A3)", n)
 	}
 	if n := b.count("server/discover"); n != 1 {
 		t.Errorf("discovered %d times", n)
@@ -207,7 +208,7 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 	}{
 		{"short sessions", 36, 100},
 		{"long sessions", 400, 100},
-		{"a client that says much", 36, 9_000},
+		{"a large introduction", 36, 9_000},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -227,7 +228,7 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 			u.info = `{"name":"` + random(tt.hello) + `","version":"1"}`
 			u.connect()
 			if len(u.session) > 6<<10 {
-				t.Errorf("it is %d bytes long", len(u.session))
+				t.Errorf("the id has %d bytes", len(u.session))
 			}
 			if s := u.atGateway(newGateway(t, nil, peers...)).call("server-49::x"); s.code() != 0 {
 				t.Errorf("another replica: %+v", s)
@@ -236,7 +237,7 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 	}
 }
 
-func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
+func TestServersThatLostASessionAreReconnected(t *testing.T) {
 	ways := map[string]script{
 		"404":              func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusNotFound) },
 		"404 and an error": func(w http.ResponseWriter, a *incoming) { a.refuse(w, 404, -32001, "Session not found") },
@@ -276,7 +277,7 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 					t.Errorf("initialized %d times, want 2", n)
 				}
 				if n := p.count("notifications/initialized"); n != 2 {
-					t.Errorf("greeted %d times, want 2", n)
+					t.Errorf("notified %d times, want 2", n)
 				}
 				p.forget()
 				if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
@@ -286,7 +287,7 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 					t.Errorf("initialized %d times, want 3", n)
 				}
 
-				// A second loss in the same call is an error.
+				// A second lost session in the same call is an error.
 				calls := p.count("tools/call")
 				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) { way(w, a) })
 				if s := u.call("a::x"); s.code() == 0 {
@@ -302,31 +303,31 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 
 func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
 	ways := map[string]script{
-		"it breaks off at once": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
-		"it breaks off after 200": func(w http.ResponseWriter,
+		"aborted at once": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"aborted after 200": func(w http.ResponseWriter,
 			_ *incoming) {
 			w.WriteHeader(200)
 			panic(http.ErrAbortHandler)
 		},
-		"it breaks off in JSON": func(w http.ResponseWriter, a *incoming) {
+		"aborted in JSON": func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`)
 			panic(http.ErrAbortHandler)
 		},
-		"it breaks off in a stream": func(w http.ResponseWriter, a *incoming) {
+		"aborted in a stream": func(w http.ResponseWriter, a *incoming) {
 			a.send(w, `{"jsonrpc":"2.0","method":"x"}`)
 			panic(http.ErrAbortHandler)
 		},
-		"it ends a stream":      func(w http.ResponseWriter, a *incoming) { a.send(w, `{"jsonrpc":"2.0","method":"x"}`) },
-		"it says nothing":       func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
-		"it says garbage":       func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
-		"500":                   func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
-		"202":                   func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(202) },
-		"400 and its own error": func(w http.ResponseWriter, a *incoming) { a.refuse(w, 400, -32602, "no") },
-		"an error":              func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32001, "session not found") },
+		"an ended stream":  func(w http.ResponseWriter, a *incoming) { a.send(w, `{"jsonrpc":"2.0","method":"x"}`) },
+		"an empty body":    func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200) },
+		"not JSON":         func(w http.ResponseWriter, a *incoming) { a.write(w, 200, "<html>") },
+		"500":              func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
+		"202":              func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(202) },
+		"400 and an error": func(w http.ResponseWriter, a *incoming) { a.refuse(w, 400, -32602, "no") },
+		"an error":         func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32001, "session not found") },
 		"an error in a stream": func(w http.ResponseWriter, a *incoming) {
 			a.send(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-32001,"message":"x"}}`)
 		},
-		"the answer to another": func(w http.ResponseWriter, a *incoming) {
+		"a response to another request": func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":"another","result":{}}`)
 		},
 	}
@@ -357,7 +358,7 @@ func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
 	}
 }
 
-func TestDeletedSessionsAreOver(t *testing.T) {
+func TestDeletedSessionsEnd(t *testing.T) {
 	a, b := legacyPeer("a"), legacyPeer("b")
 	a.keepStreams()
 	g := newGateway(t, nil, a, b)
@@ -395,7 +396,7 @@ func (u *testClient) end() {
 	}
 }
 
-// An ended session stays ended for as long as its id would be valid, whatever other clients do.
+// An ended session stays ended for as long as its id would be valid, regardless of other clients.
 func TestEndedSessionsStayEnded(t *testing.T) {
 	g := newInMemory(t, func(c *Config) { c.MaxClients = 2 }, legacyPeer("a"))
 	defer g.close()
@@ -408,16 +409,16 @@ func TestEndedSessionsStayEnded(t *testing.T) {
 		t.Errorf("got %d %s", s.status, s.body)
 	}
 	if s := still.ask("tools/list", ""); s.code() != 0 {
-		t.Errorf("the session that has not ended: %s", s.body)
+		t.Errorf("session that has not ended: %s", s.body)
 	}
 	if n := g.endedSessions.ids.Len(); n != 1 {
 		t.Errorf("%d ended sessions are remembered, want 1", n)
 	}
 }
 
-// More ended sessions than can be remembered: all sessions of the same owner that began before a
-// forgotten one count as ended, and none of other owners.
-func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
+// If too many sessions end to remember all, the sessions of an owner that began before a forgotten
+// one count as ended. Those of other owners do not.
+func TestTooManyEndedSessions(t *testing.T) {
 	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	began := time.Now().Add(-time.Hour)
@@ -442,13 +443,13 @@ func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 		}
 	}
 
-	// Of very many owners, the last ones are remembered. No session of another owner ends.
+	// Of too many owners, the last ones are remembered. No session of another owner ends.
 	s = NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	for i := range maxEndedSessions + 2*maxEndedOwners {
 		s.endSession(session(fmt.Sprint("owner", i), 500))
 	}
-	if n := len(s.endedSessions.allBefore); n > maxEndedOwners {
+	if n := len(s.endedSessions.cutoffs); n > maxEndedOwners {
 		t.Errorf("%d owners", n)
 	}
 	s.endSession(session("dan", 600))
@@ -458,7 +459,7 @@ func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 }
 
 // Fake time: sessions expire.
-func TestSessionsThatLastTooLong(t *testing.T) {
+func TestSessionsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		g, other := newInMemory(t, nil, p), newInMemory(t, nil, p)
@@ -520,8 +521,9 @@ func TestRequestsWithoutASession(t *testing.T) {
 	}
 }
 
-// A client that is forgotten because there are too many continues with what its id carries.
-func TestMoreClientsThanCanBeRemembered(t *testing.T) {
+// A client that was forgotten because there are too many continues with the state that its id
+// carries.
+func TestTooManyClients(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, func(c *Config) { c.MaxClients = 2 }, p)
 	var users []*testClient
@@ -538,7 +540,7 @@ func TestMoreClientsThanCanBeRemembered(t *testing.T) {
 	}
 	for i, call := range p.requests("tools/call") {
 		if want := fmt.Sprint("a-session-", i+1); call.session != want {
-			t.Errorf("call in %s, want %s", call.session, want)
+			t.Errorf("call in session %s, want %s", call.session, want)
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // listenToServer starts a listener for a server, if the stream needs its own or is elected. last is
 // the id of the last event, if the client resumes a stream of the server.
-func (s *stream) listenToServer(server *upstream.Server, last string, begun func()) {
+func (s *stream) listenToServer(server *upstream.Server, last string, onStarted func()) {
 	g, c := s.g.Load(), s.req.client
 	p := g.profile(c, server.ID)
 	li := &listener{key: listenerKey{serverID: server.ID}, profile: p}
@@ -23,7 +23,7 @@ func (s *stream) listenToServer(server *upstream.Server, last string, begun func
 	switch needed := last != "" || s.needsListener(server); {
 	case c.isolated.Load(), needed && s.wants != nil: // needs other notifications than the audience
 		li.profile = nil
-		s.start(li, begun)
+		s.start(li, onStarted)
 		return
 	case !needed && !s.wantsChanges(p.freshInfo(server)):
 	case !p.addReader(needed): // another stream listens
@@ -31,7 +31,7 @@ func (s *stream) listenToServer(server *upstream.Server, last string, begun func
 	default:
 		li.elected = !needed
 		s.announceMissed(p)
-		if !s.start(li, begun) {
+		if !s.start(li, onStarted) {
 			s.handOver(li)
 		}
 		return
@@ -39,13 +39,13 @@ func (s *stream) listenToServer(server *upstream.Server, last string, begun func
 	if l := c.existingLink(server); l != nil && s.wants == nil {
 		s.listenToSubscribed(l)
 	}
-	begun()
+	onStarted()
 }
 
 // announceMissed notifies the client of lists that have changed since it requested them.
 func (s *stream) announceMissed(p *profile) {
 	if missed := s.req.client.missedChanges(&p.lists); len(missed) > 0 {
-		s.later(func() { s.announce(missed...) })
+		s.runAsync(func() { s.announce(missed...) })
 	}
 }
 
@@ -133,18 +133,18 @@ func (state *State) streamsSeeing(audience, id string) (all []*stream) {
 func (s *stream) announceToAll(l *link, changed ...mcp.ListKind) {
 	s.announce(changed...)
 	for _, other := range s.req.g.followers(l.client.audience, l.serverID) {
-		other.later(func() { other.announce(changed...) })
+		other.runAsync(func() { other.announce(changed...) })
 	}
 }
 
-// compareListsAfter returns a function that calls begun and then compares the lists of a server
+// compareListsAfter returns a function that calls onStarted and then compares the lists of a server
 // with the last known ones. It notifies clients of changes that happened while no client listened.
-func (s *stream) compareListsAfter(sc scope, server *upstream.Server, begun func()) func() {
+func (s *stream) compareListsAfter(sc scope, server *upstream.Server, onStarted func()) func() {
 	c := s.req.client
 	last := sc.g.profile(c, server.ID).lists.Seen()
 	return sync.OnceFunc(func() {
-		begun()
-		s.later(func() {
+		onStarted()
+		s.runAsync(func() {
 			for k, key := range last {
 				list, _, failure := c.newListQuery(sc, server, k).get()
 				if failure == nil && list.Key != key {
@@ -166,8 +166,8 @@ func (l *link) listenInStreams(sc scope) {
 		if s.wants != nil || s.listensTo(l.serverID) || !s.g.Load().rules.Sees(l.client.identity, server.Name) {
 			continue
 		}
-		begun := make(chan struct{})
-		s.listenToServer(server, "", sync.OnceFunc(func() { close(begun) }))
-		s.waitBegun(begun)
+		started := make(chan struct{})
+		s.listenToServer(server, "", sync.OnceFunc(func() { close(started) }))
+		s.waitStarted(started)
 	}
 }

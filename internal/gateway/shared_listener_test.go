@@ -29,7 +29,7 @@ func (g *testGateway) hasListener(session, server string) bool {
 	})
 }
 
-// Of clients without a session, one listens for all. When it disconnects, another one does.
+// One of the clients without a session listens for all. When it disconnects, another one does.
 func TestOneClientListensForAll(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	say := p.keepStreams()
@@ -58,7 +58,8 @@ func TestOneClientListensForAll(t *testing.T) {
 		t.Errorf("%d lists, %d sessions", p.count("tools/list"), p.initialized())
 	}
 
-	// Changes while no client listens are detected and announced. Unchanged lists are not announced.
+	// Changes that happen while no client listens are detected and announced. Unchanged lists are not
+	// announced.
 	for _, change := range []bool{false, true} {
 		if change {
 			p.hasTools("z")
@@ -68,7 +69,7 @@ func TestOneClientListensForAll(t *testing.T) {
 		streams[leaves].disconnect()
 		users, streams = slices.Delete(users, leaves, leaves+1), slices.Delete(streams, leaves, leaves+1)
 		p.waitFor(t, "tools/list", lists+1)
-		await.Until(t, "one stream", func() bool { return p.openStreamCount() == 1 })
+		await.Until(t, "one open stream", func() bool { return p.openStreamCount() == 1 })
 		if !change {
 			continue
 		}
@@ -86,8 +87,8 @@ func TestOneClientListensForAll(t *testing.T) {
 	}
 }
 
-// A client with a session gets its messages, from before its first call on.
-func TestSessionsAreListenedTo(t *testing.T) {
+// A client with a session receives its messages, even before its first call.
+func TestSessionsListenToServers(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
 	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -113,8 +114,8 @@ func TestSessionsAreListenedTo(t *testing.T) {
 	stream.nextOf("notifications/message")
 }
 
-// The gateway does not listen to a server without list changes for clients without a session.
-func TestServersThatAreNotListenedTo(t *testing.T) {
+// For clients without a session, the gateway does not listen to a server without list changes.
+func TestServersWithoutListeners(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	p.capabilities = `{"tools":{},"logging":{}}`
 	p.keepStreams()
@@ -130,8 +131,9 @@ func TestServersThatAreNotListenedTo(t *testing.T) {
 	p.waitFor(t, http.MethodGet, 1)
 }
 
-// Of several streams of a modern client, one is read for all, whatever lists they want.
-func TestStreamsOfTheModernEraAreShared(t *testing.T) {
+// The gateway reads one stream of a server for all streams of a modern client, whichever lists they
+// want.
+func TestModernStreamsAreShared(t *testing.T) {
 	p := modernPeer("a")
 	p.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true}}`
 	say := p.acceptListen()
@@ -154,7 +156,7 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 	}
 	streams[0].disconnect()
 	p.waitFor(t, mcp.MethodListen, 2)
-	await.Until(t, "the other listens", func() bool {
+	await.Until(t, "the other stream listens", func() bool {
 		say(toolsChanged)
 		select {
 		case e := <-streams[2].events:
@@ -166,7 +168,7 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 }
 
 // A client that reconnects is notified of changes since its last list.
-func TestClientsThatWereAway(t *testing.T) {
+func TestReconnectingClients(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	say := p.keepStreams()
 	g := newGateway(t, nil, p)

@@ -24,7 +24,7 @@ const sideStreamTime = 30 * time.Second
 // A sideStream is the stream of a legacy session, read for the calls of a modern client.
 type sideStream struct {
 	session string
-	begun   chan struct{} // closed when the server has responded
+	started chan struct{} // closed when the server has responded
 	cancel  context.CancelFunc
 	idle    *time.Timer // ends the stream; stopped during calls
 }
@@ -96,7 +96,7 @@ func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
 		h.stream.idle.Stop()
 		return end
 	}
-	s := &sideStream{session: session, begun: make(chan struct{})}
+	s := &sideStream{session: session, started: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.ctx))
 	s.cancel, s.idle = cancel, time.AfterFunc(time.Hour, cancel)
 	s.idle.Stop()
@@ -113,8 +113,8 @@ func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
 	return end
 }
 
-// await waits until the side stream is open, if there is one, at most joinWait.
-func (h *heldCalls) await(ctx context.Context) {
+// waitStarted waits until the side stream is open, if there is one, at most joinWait.
+func (h *heldCalls) waitStarted(ctx context.Context) {
 	h.mu.Lock()
 	s := h.stream
 	h.mu.Unlock()
@@ -124,7 +124,7 @@ func (h *heldCalls) await(ctx context.Context) {
 	timer := time.NewTimer(joinWait)
 	defer timer.Stop()
 	select {
-	case <-s.begun:
+	case <-s.started:
 	case <-timer.C:
 	case <-ctx.Done():
 	}
@@ -133,8 +133,8 @@ func (h *heldCalls) await(ctx context.Context) {
 // read reads a side stream.
 func (h *heldCalls) read(sc scope, s *sideStream) {
 	l := h.link
-	begun := sync.OnceFunc(func() { close(s.begun) })
-	defer begun()
+	markStarted := sync.OnceFunc(func() { close(s.started) })
+	defer markStarted()
 	defer func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -156,19 +156,19 @@ func (h *heldCalls) read(sc scope, s *sideStream) {
 			h.unavailable = true
 			h.mu.Unlock()
 		}
-		begun()
+		markStarted()
 		return status == http.StatusOK
 	}}
-	others := l.unsolicited(sc)
+	u := l.unsolicited(sc)
 	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		switch {
 		case len(e.Data) == 0 || m.IsResponse():
 		case !m.IsRequest():
-			others.note(m)
-			others.broadcast(m)
+			u.note(m)
+			u.broadcast(m)
 		case !h.offer(m):
-			others.refuse(&sideRequests, m, "the request cannot be assigned to a single call of the client")
+			u.refuse(&sideRequests, m, "the request cannot be assigned to a single call of the client")
 		}
 		return nil
 	}
@@ -191,8 +191,8 @@ func (h *heldCalls) offer(m *jsonrpc.Message) bool {
 // messages.
 func (held *heldCall) offer(m *jsonrpc.Message) bool {
 	reader := held.reader.Load()
-	asks := reader != nil && m.IsRequest()
-	if asks {
+	isRequest := reader != nil && m.IsRequest()
+	if isRequest {
 		reader.ServerRequestOpened()
 	}
 	select {
@@ -201,7 +201,7 @@ func (held *heldCall) offer(m *jsonrpc.Message) bool {
 	case <-held.answered:
 	case <-held.done:
 	}
-	if asks {
+	if isRequest {
 		reader.ServerRequestClosed()
 	}
 	return false

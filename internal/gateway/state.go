@@ -32,7 +32,7 @@ type State struct {
 	ending    chan struct{}  // one token per session that is being ended, to limit them
 	heldMeter *quota.Meter   // held calls
 
-	lines        *replicas.Peers // connections to continue calls at other replicas; nil if there are none
+	peers        *replicas.Peers // connections to continue calls at other replicas; nil if there are none
 	forwardMeter *quota.Meter    // calls continued at other replicas
 
 	subscriptionMeter *quota.Meter // resource subscriptions
@@ -44,37 +44,37 @@ type State struct {
 	upstream      *upstream.Retained
 	confirmations *inbound.Confirmations
 
-	mu            sync.Mutex
-	busy          map[string]*client            // clients in use
-	idle          *quota.Cache[string, *client] // recently used clients; may contain busy ones
-	resting       *quota.Cache[string, *client] // older sessions with state that their ids do not carry
-	endedSessions endedSessions
-	sweeping      *time.Timer // nil if there is nothing to expire
-	held          map[string]*heldCall
-	streams       map[string]map[*stream]bool // by audience of the client
-	members       []*Gateway
-	ended         bool
+	mu             sync.Mutex
+	busy           map[string]*client            // clients in use
+	idle           *quota.Cache[string, *client] // recently used clients; may contain busy ones
+	resting        *quota.Cache[string, *client] // older sessions with state that their ids do not carry
+	endedSessions  endedSessions
+	sweeping       *time.Timer // nil if there is nothing to expire
+	held           map[string]*heldCall
+	streams        map[string]map[*stream]bool // by audience of the client
+	activeGateways []*Gateway
+	ended          bool
 
 	parkClosed bool // no more streams may be parked
 }
 
 const (
-	// idleTime is how long an idle client is remembered. Modern clients never say that they are done,
-	// so the gateway then ends their sessions with legacy servers. Legacy sessions can continue from
-	// their ids.
+	// idleTime is how long an idle client is remembered. Modern clients never say that they are
+	// done, so the gateway then ends their sessions with legacy servers. Legacy sessions can
+	// continue from their ids.
 	idleTime = 30 * time.Minute
 
-	// restTime is how long a legacy session is remembered after that, if it has subscriptions or a log
-	// level, which its id does not carry.
+	// restTime is how long a legacy session is remembered after that, if it has subscriptions or a
+	// log level, which its id does not carry.
 	restTime = 24 * time.Hour
 )
 
-// Names in metrics of what is kept for clients.
+// Kinds of client state, as the quota metrics name them.
 var (
-	keptClients = quota.NewKind("clients")
-	keptResting = quota.NewKind("resting_sessions")
-	keptStreams = quota.NewKind("streams") // limited by connections
-	keptCalls   = quota.NewKind("held_calls")
+	clientsQuota   = quota.NewKind("clients")
+	restingQuota   = quota.NewKind("resting_sessions")
+	streamsQuota   = quota.NewKind("streams") // limited by connections
+	heldCallsQuota = quota.NewKind("held_calls")
 )
 
 // NewState returns a State without clients. space is shared by replicas; nil if there are none.
@@ -83,11 +83,11 @@ func NewState(space *replicas.Space) *State {
 		space:             space,
 		shelf:             catalog.NewShelf(),
 		ending:            make(chan struct{}, 16),
-		heldMeter:         quota.NewMeter(keptCalls, heldCallLimits),
-		forwardMeter:      quota.NewMeter(forwardedCalls, forwardLimits),
-		streamMeter:       quota.NewMeter(keptStreams, quota.Limits{}),
-		subscriptionMeter: quota.NewMeter(keptSubscriptions, subscriptionLimits),
-		backgroundMeter:   quota.NewMeter(backgroundKind, backgroundLimits),
+		heldMeter:         quota.NewMeter(heldCallsQuota, heldCallLimits),
+		forwardMeter:      quota.NewMeter(forwardedCallsQuota, forwardLimits),
+		streamMeter:       quota.NewMeter(streamsQuota, quota.Limits{}),
+		subscriptionMeter: quota.NewMeter(subscriptionsQuota, subscriptionLimits),
+		backgroundMeter:   quota.NewMeter(backgroundsQuota, backgroundLimits),
 		audiences:         newAudiences(),
 		upstream:          upstream.NewRetained(),
 		confirmations:     inbound.NewConfirmations(space),
@@ -96,11 +96,11 @@ func NewState(space *replicas.Space) *State {
 		held:              map[string]*heldCall{},
 		streams:           map[string]map[*stream]bool{},
 	}
-	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
+	s.idle = quota.NewCache(clientsQuota, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscriptionMeter) }
-	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, unsubscribe)
+	s.resting = quota.NewCache(restingQuota, clientLimits(0), restTime, unsubscribe)
 	if space != nil {
-		s.lines = space.Peers("calls", s.serveContinuation)
+		s.peers = space.Peers("calls", s.serveContinuation)
 	}
 	s.replicaSync = newReplicaSync(s, space)
 	return s
@@ -202,17 +202,17 @@ func (s *State) forget(c *client) {
 		return
 	}
 	if c.era == mcp.Legacy {
-		if c.hasMore() && !s.resting.Put(c.owner, c.key, c, c.size()) {
+		if c.hasUncarriedState() && !s.resting.Put(c.owner, c.key, c, c.size()) {
 			c.unsubscribe(s.subscriptionMeter)
 		}
 		return // the session id stays valid
 	}
 	for _, l := range c.allLinks() {
-		i := slices.IndexFunc(s.members, func(member *Gateway) bool { return member.linkServer(l) != nil })
+		i := slices.IndexFunc(s.activeGateways, func(member *Gateway) bool { return member.linkServer(l) != nil })
 		if i < 0 || l.endRequest == nil {
 			continue
 		}
-		g := s.members[i]
+		g := s.activeGateways[i]
 		s.running.Go(func() {
 			s.ending <- struct{}{}
 			defer func() { <-s.ending }()
@@ -234,7 +234,7 @@ func (s *State) addGateway(g, replaces *Gateway) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.onlyOne = true
-	for _, member := range s.members {
+	for _, member := range s.activeGateways {
 		if member.config.Generation == g.config.Generation && member != replaces {
 			g.onlyOne, member.onlyOne = false, false
 		}
@@ -242,7 +242,7 @@ func (s *State) addGateway(g, replaces *Gateway) {
 	if replaces != nil {
 		replaces.replacement = g
 	}
-	s.members = append(s.members, g)
+	s.activeGateways = append(s.activeGateways, g)
 	s.setLimits(g.config.MaxClients)
 }
 
@@ -250,17 +250,17 @@ func (s *State) addGateway(g, replaces *Gateway) {
 // If there is none, or it is ambiguous, the streams end and clients reconnect.
 func (s *State) removeGateway(g *Gateway) {
 	s.mu.Lock()
-	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == g })
+	s.activeGateways = slices.DeleteFunc(s.activeGateways, func(member *Gateway) bool { return member == g })
 	to := g.replacement
-	if to == nil || to.left {
+	if to == nil || to.removed {
 		to = s.successor(g)
 	}
-	g.left, g.succession.current = true, to
+	g.removed, g.succession.current = true, to
 	if to != nil {
 		to.succession = g.succession
 	}
-	if len(s.members) > 0 {
-		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
+	if len(s.activeGateways) > 0 {
+		s.setLimits(s.activeGateways[len(s.activeGateways)-1].config.MaxClients)
 	}
 	s.dropRemovedLinks()
 	moving := s.streamsOf(g)
@@ -317,7 +317,7 @@ func (s *State) dropRemovedLinks() {
 // serverIDs returns the IDs of all servers. The caller holds the lock.
 func (s *State) serverIDs() map[string]bool {
 	ids := map[string]bool{}
-	for _, member := range s.members {
+	for _, member := range s.activeGateways {
 		for _, server := range member.config.Servers {
 			ids[server.ID] = true
 		}
@@ -331,7 +331,7 @@ func (s *State) serverIDs() map[string]bool {
 func (s *State) successor(g *Gateway) *Gateway {
 	var others []*Gateway
 	siblings := 0
-	for _, member := range s.members {
+	for _, member := range s.activeGateways {
 		switch {
 		case member.config.Generation == g.config.Generation:
 			siblings++
@@ -373,8 +373,8 @@ func (s *State) Destruct() error {
 	s.mu.Unlock()
 	s.waitForParked()
 	s.sideStreams.end()
-	if s.lines != nil {
-		s.lines.Close()
+	if s.peers != nil {
+		s.peers.Close()
 	}
 	s.forwardMeter.Close()
 	s.running.Wait()
@@ -408,10 +408,10 @@ func NewRetained(space *replicas.Space, allowWhenDown bool) *Retained {
 }
 
 // Destruct implements caddy.Destructor.
-func (k *Retained) Destruct() error {
-	k.Usage.Close()
-	k.Templates.Close()
-	k.tasks.Close()
+func (r *Retained) Destruct() error {
+	r.Usage.Close()
+	r.Templates.Close()
+	r.tasks.Close()
 	return nil
 }
 
@@ -499,7 +499,7 @@ func (s *State) hasEnded(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, ended := s.endedSessions.ids.Get(endedKey(c))
-	if ended || time.Since(c.issued) > sessionTime || !c.issued.After(s.endedSessions.allBefore[c.owner]) {
+	if ended || time.Since(c.issued) > sessionTime || !c.issued.After(s.endedSessions.cutoffs[c.owner]) {
 		c.ended.Store(true)
 	}
 	return c.ended.Load()

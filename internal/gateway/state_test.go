@@ -25,7 +25,7 @@ func (g *testGateway) replace(configure func(*Config), peers ...*fakeServer) {
 	old.Close()
 }
 
-// A client continues with another configuration without noticing.
+// A client does not notice that another configuration serves it.
 func TestClientsOutliveConfigurations(t *testing.T) {
 	a, b, c := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
 	sayA, _, sayC := a.keepStreams(), b.keepStreams(), c.keepStreams()
@@ -45,7 +45,7 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	c.waitFor(t, "GET", 1)
-	await.Until(t, "the new server is listened to", func() bool {
+	await.Until(t, "the gateway listens to the new server", func() bool {
 		sayC(`{"jsonrpc":"2.0","method":"vendor/c"}`)
 		select {
 		case e := <-stream.events:
@@ -66,12 +66,12 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 		t.Errorf("a got %d initialize and %d GET requests", a.count("initialize"), a.count("GET"))
 	}
 	if got := b.requests("GET")[0]; got.Context().Err() == nil {
-		t.Error("the old server is still listened to")
+		t.Error("the gateway still listens to the old server")
 	}
 }
 
-// If nothing has changed, clients are not notified.
-func TestTheSameConfigurationAgain(t *testing.T) {
+// A reload without changes does not notify clients.
+func TestReloadWithoutChanges(t *testing.T) {
 	a := legacyPeer("a").hasTools("x")
 	say := a.keepStreams()
 	g := newGateway(t, nil, a)
@@ -85,7 +85,7 @@ func TestTheSameConfigurationAgain(t *testing.T) {
 		t.Errorf("got %s", e.data)
 	}
 	if n := a.count("GET"); n != 1 {
-		t.Errorf("listened to %d times", n)
+		t.Errorf("got %d GET requests", n)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestStreamsDoNotHoldConfigurations(t *testing.T) {
 		gone = append(gone, weak.Make(g.Gateway))
 	}
 	g.replace(nil, a)
-	await.Until(t, "configurations in between are collected", func() bool {
+	await.Until(t, "intermediate configurations are freed", func() bool {
 		runtime.GC()
 		return !slices.ContainsFunc(gone, func(p weak.Pointer[Gateway]) bool { return p.Value() != nil })
 	})
@@ -125,9 +125,9 @@ func TestHeldCallsOutliveConfigurations(t *testing.T) {
 	}
 }
 
-// Fake time: modern clients never say that they are done. Their sessions with legacy servers are
-// ended after a while.
-func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
+// Fake time: modern clients do not announce that they are done. Their sessions with legacy servers
+// end after a while.
+func TestAbandonedClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		g := newInMemory(t, nil, p)
@@ -152,7 +152,7 @@ func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 		if n := p.count("initialize"); n != 4 {
 			t.Errorf("initialized %d times, want 4", n)
 		}
-		// A client that comes back starts anew.
+		// A client that returns gets a new session.
 		u := g.modern(t)
 		u.info = `{"name":"0","version":"1"}`
 		if s := u.call("a::x"); s.code() != 0 || p.count("initialize") != 5 {
@@ -161,14 +161,14 @@ func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 	})
 }
 
-// Fake time: legacy sessions are not remembered for long either. They continue from their ids, and
-// subscriptions are kept for a day.
-func TestSessionsThatAreNotUsed(t *testing.T) {
+// Fake time: legacy sessions are not remembered for long either. They continue from their ids.
+// Subscriptions are kept for a day.
+func TestUnusedSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		g := newInMemory(t, nil, p)
 		defer g.close()
-		plain, subscriber := g.legacy(t), g.legacy(t)
+		decodeURIs, subscriber := g.legacy(t), g.legacy(t)
 		if s := subscriber.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "file:///x")+`"}`); s.code() != 0 {
 			t.Fatalf("got %s", s.body)
 		}
@@ -182,7 +182,7 @@ func TestSessionsThatAreNotUsed(t *testing.T) {
 				t.Errorf("%d clients are known after %v, want %d", n, after.pause, after.known)
 			}
 		}
-		if s := plain.call("a::x"); s.code() != 0 {
+		if s := decodeURIs.call("a::x"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
 		if n := p.count("initialize"); n != 2 {
@@ -191,8 +191,8 @@ func TestSessionsThatAreNotUsed(t *testing.T) {
 	})
 }
 
-// A client that uses ever new names pushes out its own entries, not those of others.
-func TestClientsPushOutTheirOwn(t *testing.T) {
+// A client that always uses new names evicts its own entries, not those of others.
+func TestClientsEvictTheirOwnEntries(t *testing.T) {
 	p := legacyPeer("a")
 	g := newInMemory(t, func(c *Config) { c.MaxClients = 8 }, p)
 	defer g.close()
@@ -204,7 +204,7 @@ func TestClientsPushOutTheirOwn(t *testing.T) {
 		loud.identity, loud.info = "loud", fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
 		loud.call("a::x")
 	}
-	await.Until(t, "8 clients are known", func() bool { return len(g.known()) == 8 })
+	await.Until(t, "8 clients are remembered", func() bool { return len(g.known()) == 8 })
 	met := p.count("initialize")
 	quiet.call("a::x")
 	if p.count("initialize") != met {
@@ -212,8 +212,8 @@ func TestClientsPushOutTheirOwn(t *testing.T) {
 	}
 }
 
-// The introduction of a client is stored, so its size is limited.
-func TestClientsThatSayTooMuch(t *testing.T) {
+// The size of a client's introduction is limited, because it is stored.
+func TestLargeIntroductions(t *testing.T) {
 	g := newInMemory(t, nil, legacyPeer("a"))
 	defer g.close()
 	long := strings.Repeat("x", maxIntroduction)
@@ -233,7 +233,7 @@ func TestClientsThatSayTooMuch(t *testing.T) {
 		if s := legacy.ask("initialize", `{"protocolVersion":"`+mcp.Latest+`","capabilities":`+u.capabilities+
 			`,"clientInfo":`+u.info+`}`); s.status != http.StatusRequestEntityTooLarge ||
 			!strings.Contains(s.body, "clientInfo") {
-			t.Errorf("%s in a handshake: got %d %.200s", name, s.status, s.body)
+			t.Errorf("%s in initialize: got %d %.200s", name, s.status, s.body)
 		}
 	}
 	if n := len(g.known()); n > 0 {
@@ -241,8 +241,8 @@ func TestClientsThatSayTooMuch(t *testing.T) {
 	}
 }
 
-// Subscriptions are counted while the server has agreed and the client has a session, and limited
-// per client.
+// Subscriptions count while the server has agreed and the client has a session. Their number per
+// client is limited.
 func TestSubscriptionsAreCounted(t *testing.T) {
 	p := legacyPeer("a")
 	p.handle("resources/subscribe", func(w http.ResponseWriter, a *incoming) {
@@ -254,12 +254,12 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	})
 	g := newInMemory(t, nil, p)
 	defer g.close()
-	before := keptSubscriptions.Usage()
+	before := subscriptionsQuota.Usage()
 	counted := func(when string, entries, bytes int) {
 		t.Helper()
-		// The client has its answer before the request has ended.
+		// The client receives the response before the request has ended.
 		await.Until(t, fmt.Sprintf("%s: %d subscriptions of %d bytes", when, entries, bytes), func() bool {
-			now := keptSubscriptions.Usage()
+			now := subscriptionsQuota.Usage()
 			return now.Entries-before.Entries == int64(entries) && now.Bytes-before.Bytes == int64(bytes)
 		})
 	}
@@ -285,7 +285,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	modern := g.modern(t)
 	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+
 		strings.Repeat("y", mcp.LongestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
-		t.Errorf("a long URI to listen to: got %s", s.body)
+		t.Errorf("listen with a long URI: got %s", s.body)
 	}
 	counted("a client of the other era", 1, 5)
 
@@ -301,8 +301,8 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 		}
 		all = append(all, again)
 	}
-	if !refused || keptSubscriptions.Usage().Bytes-before.Bytes > subscriptionLimits.OwnerBytes {
-		t.Errorf("%+v", keptSubscriptions.Usage())
+	if !refused || subscriptionsQuota.Usage().Bytes-before.Bytes > subscriptionLimits.OwnerBytes {
+		t.Errorf("%+v", subscriptionsQuota.Usage())
 	}
 	bob := g.user(t, mcp.Legacy)
 	bob.identity = "bob"
@@ -316,7 +316,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	counted("all sessions have ended", 0, 0)
 }
 
-// For the race detector: configurations change while clients call and listen. No call fails.
+// For the race detector: configurations change while clients call and listen. No call may fail.
 func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 	a, b, c := legacyPeer("a").hasTools("x"), modernPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
 	a.keepStreams()
@@ -372,8 +372,8 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// A client that is pushed out while it is in use is served to the end, and known afterwards.
-func TestBusyClientsThatMakeRoom(t *testing.T) {
+// A client that is evicted while it is in use is served to the end, and remembered afterwards.
+func TestBusyClientsAreNotEvicted(t *testing.T) {
 	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	s.setLimits(1)
@@ -393,7 +393,7 @@ func TestBusyClientsThatMakeRoom(t *testing.T) {
 		t.Errorf("%d clients are known, want 1", len(all))
 	}
 	second, _ := serve("second")
-	s.release(second) // leaves no room for the first
+	s.release(second) // then the first does not fit
 	if again, made := serve("first"); made || again != first {
 		t.Error("a busy client was forgotten")
 	}
@@ -403,7 +403,7 @@ func TestBusyClientsThatMakeRoom(t *testing.T) {
 	s.release(first)
 	s.release(first)
 	if again, made := serve("first"); made || again != first {
-		t.Error("a client was forgotten that was just served")
+		t.Error("a client that was just served was forgotten")
 	}
 	s.release(first)
 }

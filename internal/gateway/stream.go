@@ -31,17 +31,17 @@ type stream struct {
 	closed      bool
 	parked      *parkedStream // nil unless parked
 	listeners   map[listenerKey]*listener
-	running     sync.WaitGroup // listeners and functions of later
+	running     sync.WaitGroup // listeners and functions of runAsync
 	tasks       []string       // tasks whose updates servers have agreed to send
 	unsubscribe func()         // ends the subscription to other replicas; nil if there is none
 }
 
 const (
-	// joinWait is how long a new stream waits for its servers. Messages that servers send after they
-	// answered reach the client; earlier ones may be lost.
+	// joinWait is how long a new stream waits for its servers. Messages that servers send after
+	// they answered reach the client; earlier ones may be lost.
 	joinWait = time.Second
-	// goodbyeTimeout is the time limit for telling a server that a client is gone.
-	goodbyeTimeout = time.Second
+	// disconnectTimeout is the time limit for telling a server that a client is gone.
+	disconnectTimeout = time.Second
 )
 
 func (req *aggregateRequest) newStream(wants *interests) *stream {
@@ -50,7 +50,7 @@ func (req *aggregateRequest) newStream(wants *interests) *stream {
 	s.initContext(req)
 	req.g.mu.Lock()
 	g := req.g
-	for g.left { // a reload happened during the request
+	for g.removed { // a reload happened during the request
 		if g.succession.current == nil {
 			s.end()
 			break
@@ -132,12 +132,12 @@ func (s *stream) keepAlive() (timer *time.Timer) {
 // listenToAll starts listeners for all servers. The channel is closed when all of them have
 // responded or failed.
 func (s *stream) listenToAll(last func(server string) string) <-chan struct{} {
-	begun := make(chan struct{})
+	started := make(chan struct{})
 	var waiting atomic.Int64
 	waiting.Store(1) // released after the loop
 	done := func() {
 		if waiting.Add(-1) == 0 {
-			close(begun)
+			close(started)
 		}
 	}
 	for _, server := range s.g.Load().visibleServers(s.req.caller.Identity) {
@@ -145,20 +145,20 @@ func (s *stream) listenToAll(last func(server string) string) <-chan struct{} {
 		s.listenToServer(server, last(server.Name), sync.OnceFunc(done))
 	}
 	done()
-	return begun
+	return started
 }
 
-// waitBegun waits until begun is closed, at most joinWait.
-func (s *stream) waitBegun(begun <-chan struct{}) {
+// waitStarted waits until started is closed, at most joinWait.
+func (s *stream) waitStarted(started <-chan struct{}) {
 	select {
-	case <-begun:
+	case <-started:
 		return // avoids s.ctx.Done, which allocates a channel for as long as the stream lasts
 	default:
 	}
 	timer := time.NewTimer(joinWait)
 	defer timer.Stop()
 	select {
-	case <-begun:
+	case <-started:
 	case <-timer.C:
 	case <-s.ctx.Done():
 	}
@@ -174,12 +174,12 @@ func (s *stream) move(from, to *Gateway) {
 		return
 	}
 	before, now := from.visibleServers(identity), to.visibleServers(identity)
-	another := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
-	changed := another || len(before) != len(now)
+	viewChanged := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
+	changed := viewChanged || len(before) != len(now)
 	var stopped []*listener
 	s.mu.Lock()
 	for key, li := range s.listeners {
-		if server := to.byID(key.serverID); another || server == nil || !to.rules.Sees(identity, server.Name) {
+		if server := to.byID(key.serverID); viewChanged || server == nil || !to.rules.Sees(identity, server.Name) {
 			li.stop()
 			delete(s.listeners, key)
 			stopped = append(stopped, li)
@@ -190,18 +190,18 @@ func (s *stream) move(from, to *Gateway) {
 		s.handOver(li)
 	}
 	for _, server := range now {
-		if another || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
+		if viewChanged || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
 			changed = true
 			s.listenToServer(server, "", func() {})
 		}
 	}
 	if changed {
-		s.later(func() { s.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
+		s.runAsync(func() { s.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
 	}
 }
 
-// later runs f in a goroutine, because clients may be slow. close waits for it.
-func (s *stream) later(f func()) {
+// runAsync runs f in a goroutine, because clients may be slow. close waits for it.
+func (s *stream) runAsync(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
@@ -226,17 +226,17 @@ func (s *stream) announce(changed ...mcp.ListKind) {
 }
 
 // listenTo starts a listener, unless the stream has it.
-func (s *stream) listenTo(key listenerKey, last string, begun func()) {
-	s.start(&listener{key: key, position: streamable.Position{ID: last}}, begun)
+func (s *stream) listenTo(key listenerKey, last string, onStarted func()) {
+	s.start(&listener{key: key, position: streamable.Position{ID: last}}, onStarted)
 }
 
 // start starts a listener. It reports false if the stream has it already or is closed.
-func (s *stream) start(li *listener, begun func()) bool {
+func (s *stream) start(li *listener, onStarted func()) bool {
 	ctx, stop := context.WithCancel(s.ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.listeners[li.key] != nil {
-		begun()
+		onStarted()
 		stop()
 		return false
 	}
@@ -246,9 +246,9 @@ func (s *stream) start(li *listener, begun func()) bool {
 	}
 	s.listeners[li.key] = li
 	s.running.Go(func() {
-		defer begun()
+		defer onStarted()
 		defer stop()
-		s.listen(ctx, li, begun)
+		s.listen(ctx, li, onStarted)
 		if li.unsubscribe != nil {
 			li.unsubscribe()
 		}
@@ -382,7 +382,7 @@ func (i *interests) resolve(req *aggregateRequest) {
 			i.serverTasks[s.Name] = append(i.serverTasks[s.Name], id)
 		}
 	}
-	others := ownerSearch{aggregateRequest: req}
+	search := ownerSearch{aggregateRequest: req}
 	for _, shown := range i.URIs {
 		s, uri := req.g.locateResource(shown)
 		switch {
@@ -390,7 +390,7 @@ func (i *interests) resolve(req *aggregateRequest) {
 		case req.g.transparent():
 			s, uri = req.g.config.Servers[0], shown
 		default:
-			s, _ = others.find(shown)
+			s, _ = search.find(shown)
 			uri = shown
 		}
 		if s == nil || !req.g.rules.AllowsSubscription(req.Caller.Identity, s.Name, uri) {
@@ -404,18 +404,18 @@ func (i *interests) resolve(req *aggregateRequest) {
 // forServer returns the interests that apply to a server with these abilities, with the server's
 // URIs.
 func (i *interests) forServer(server string, can mcp.Abilities) interests {
-	mine := interests{
+	subset := interests{
 		Tools:     i.Tools && can&mcp.ToolsChange != 0,
 		Prompts:   i.Prompts && can&mcp.PromptsChange != 0,
 		Resources: i.Resources && can&mcp.ResourcesChange != 0,
 	}
 	if can&mcp.CanSubscribe != 0 {
-		mine.URIs = i.serverURIs[server]
+		subset.URIs = i.serverURIs[server]
 	}
 	if can&mcp.NotifiesTasks != 0 {
-		mine.Tasks = i.serverTasks[server]
+		subset.Tasks = i.serverTasks[server]
 	}
-	return mine
+	return subset
 }
 
 // wantsNotice reports whether the client wants a list-changed notification.

@@ -51,21 +51,21 @@ type headerField struct {
 // saveRequest returns the savedRequest of r. It leaves out the session id, which is long and not
 // sent to servers.
 func saveRequest(r *http.Request) savedRequest {
-	k := savedRequest{method: r.Method, uri: r.RequestURI, proto: r.Proto, host: r.Host, remote: r.RemoteAddr,
+	saved := savedRequest{method: r.Method, uri: r.RequestURI, proto: r.Proto, host: r.Host, remote: r.RemoteAddr,
 		url: r.URL, tls: r.TLS, header: make([]headerField, 0, len(r.Header))}
 	for name, values := range r.Header {
 		if name != mcp.SessionHeader {
 			// Clone: all values may share one array, which would keep the session id in memory.
-			k.header = append(k.header, headerField{name, slices.Clone(values)})
+			saved.header = append(saved.header, headerField{name, slices.Clone(values)})
 		}
 	}
-	return k
+	return saved
 }
 
 // size returns the approximate memory use.
-func (k *savedRequest) size() int64 {
-	size := 1<<9 + len(k.uri) + len(k.host)
-	for _, field := range k.header {
+func (s *savedRequest) size() int64 {
+	size := 1<<9 + len(s.uri) + len(s.host)
+	for _, field := range s.header {
 		size += fieldSize(field.name, field.values)
 	}
 	return int64(size)
@@ -81,11 +81,11 @@ func fieldSize(name string, values []string) int {
 }
 
 // withContext returns the request with a context.
-func (k *savedRequest) withContext(ctx context.Context) *http.Request {
-	r := &http.Request{Method: k.method, RequestURI: k.uri, Proto: k.proto, Host: k.host, RemoteAddr: k.remote,
-		URL: k.url, TLS: k.tls, Header: make(http.Header, len(k.header)), Body: http.NoBody}
-	r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(k.proto)
-	for _, field := range k.header {
+func (s *savedRequest) withContext(ctx context.Context) *http.Request {
+	r := &http.Request{Method: s.method, RequestURI: s.uri, Proto: s.proto, Host: s.host, RemoteAddr: s.remote,
+		URL: s.url, TLS: s.tls, Header: make(http.Header, len(s.header)), Body: http.NoBody}
+	r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(s.proto)
+	for _, field := range s.header {
 		r.Header[field.name] = slices.Clone(field.values)
 	}
 	return r.WithContext(ctx)

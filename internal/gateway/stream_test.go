@@ -18,8 +18,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// acceptListen makes a modern server keep listen streams open and acknowledge what they ask for.
-// say sends a message to all of them.
+// acceptListen makes a modern server keep listen streams open and acknowledge the notifications
+// that they request. say sends a message to all of them.
 func (p *fakeServer) acceptListen() (say func(message string)) {
 	var mu sync.Mutex
 	streams := map[http.ResponseWriter]*incoming{}
@@ -53,7 +53,7 @@ const (
 )
 
 // Messages of servers of both eras reach a client with a GET stream (A26).
-func TestStreamsOfTheLegacyEra(t *testing.T) {
+func TestLegacyStreams(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
 	sayA, sayB := a.keepStreams(), b.acceptListen()
 	u := newGateway(t, nil, a, b, legacyPeer("c")).legacy(t)
@@ -89,7 +89,7 @@ func TestStreamsOfTheLegacyEra(t *testing.T) {
 	}
 }
 
-func TestQuestionsToAListenerThatCannotBeAsked(t *testing.T) {
+func TestUnsupportedServerRequestsOnStreams(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
 	u := newGateway(t, nil, p).user(t, mcp.Legacy)
@@ -125,7 +125,7 @@ func TestStreamsOfSeveralClients(t *testing.T) {
 	}
 }
 
-func TestStreamsThatAreNotWanted(t *testing.T) {
+func TestInvalidStreamRequests(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
@@ -146,11 +146,11 @@ func TestStreamsThatAreNotWanted(t *testing.T) {
 	}
 	m.header = http.Header{"Mcp-Protocol-Version": {mcp.Stateless}}
 	if stream := m.listen(); stream.status != http.StatusMethodNotAllowed {
-		t.Errorf("GET of the modern era: got %d", stream.status)
+		t.Errorf("modern GET: got %d", stream.status)
 	}
 }
 
-// Events of a call have ids for resuming, which name the server.
+// Events of a call have ids for resuming that name the server.
 func TestResumedCalls(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.sendAs(w, "id: 1/x\nretry: 500\n", "")
@@ -186,7 +186,7 @@ func TestResumedCalls(t *testing.T) {
 	}
 }
 
-// Fake time: a stream that a server ended is opened again and resumed.
+// Fake time: the gateway resumes a stream that a server ended.
 func TestStreamsAreResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
@@ -234,7 +234,7 @@ func TestStreamsAreResumed(t *testing.T) {
 	})
 }
 
-// A silent stream is kept open, and a server without streams is not asked repeatedly.
+// A silent stream is kept open. A server without streams is not asked again.
 func TestSilentStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
@@ -254,12 +254,12 @@ func TestSilentStreams(t *testing.T) {
 		response.Body.Close()
 		synctest.Wait()
 		if n := p.count("GET"); n != 1 {
-			t.Errorf("asked %d times", n)
+			t.Errorf("requested %d times", n)
 		}
 	})
 }
 
-// After a server lost the session of a stream, the gateway connects again.
+// After a server lost the session of a stream, the gateway reconnects.
 func TestStreamsOfForgottenSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
@@ -287,9 +287,9 @@ func TestStreamsOfForgottenSessions(t *testing.T) {
 	})
 }
 
-// Modern clients get what they subscribed to, from servers of both eras, with their own
+// Modern clients receive what they subscribed to, from servers of both eras, with their own
 // subscription id.
-func TestStreamsOfTheModernEra(t *testing.T) {
+func TestModernStreams(t *testing.T) {
 	a, b, c := legacyPeer("a"), modernPeer("b"), legacyPeer("c")
 	b.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
 	c.capabilities = `{"tools":{}}`
@@ -338,8 +338,8 @@ func TestStreamsOfTheModernEra(t *testing.T) {
 	}
 }
 
-// A stream without interests ends at once with a result.
-func TestStreamsOfNothing(t *testing.T) {
+// A stream that requests no notifications ends at once with a result.
+func TestStreamsWithoutNotifications(t *testing.T) {
 	u := newGateway(t, nil, modernPeer("a")).modern(t)
 	s := u.ask(mcp.MethodListen, `{"notifications":{}}`)
 	if len(s.events) != 2 || s.events[0].method() != "notifications/subscriptions/acknowledged" ||
@@ -349,7 +349,7 @@ func TestStreamsOfNothing(t *testing.T) {
 }
 
 // Streams end with the gateway, modern ones with a result.
-func TestStreamsEndWithUs(t *testing.T) {
+func TestStreamsEndAtExit(t *testing.T) {
 	exiting, exit := context.WithCancel(context.Background())
 	p := legacyPeer("a")
 	p.keepStreams()
@@ -389,7 +389,7 @@ func TestSubscriptions(t *testing.T) {
 	if !strings.Contains(listen.body, `"resourceSubscriptions":["x://a"]`) {
 		t.Errorf("got %s", listen.body)
 	}
-	await.Until(t, "it is listened to", func() bool {
+	await.Until(t, "the gateway listens", func() bool {
 		sayB(updated)
 		select {
 		case e := <-stream.events:
@@ -414,9 +414,9 @@ func TestSubscriptions(t *testing.T) {
 	}
 }
 
-// Messages go to the newest stream: a client may have lost the older one without being able to say
-// so.
-func TestTheLatestStreamIsWrittenTo(t *testing.T) {
+// Messages go to the newest stream, because a client may have lost the older one without a way to
+// report it.
+func TestLatestStreamGetsMessages(t *testing.T) {
 	p := legacyPeer("a")
 	p.handle("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) })
 	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {

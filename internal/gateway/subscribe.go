@@ -34,13 +34,13 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	added := false
 	switch {
 	case len(uri) > mcp.LongestURI || len(shown) > mcp.LongestURI:
-		return invalid("uri: longer than 8 KiB")
+		return invalidParams("uri: longer than 8 KiB")
 	case !on:
 		l.subscriptions.remove(c.g.subscriptionMeter, c.client.owner, uri)
 	default:
 		var ok bool
 		if added, ok = l.subscriptions.add(c.g.subscriptionMeter, c.client.owner, uri, shown, limit); !ok {
-			return invalid("uri: too many subscriptions")
+			return invalidParams("uri: too many subscriptions")
 		}
 	}
 	change := sessionChange{Server: s.ID, URI: uri, Shown: shown, On: on}
@@ -71,9 +71,9 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 // listenAndWait starts a listener and waits until the server has responded, at most joinWait, so
 // that the client misses no update after it has subscribed.
 func (s *stream) listenAndWait(key listenerKey) {
-	begun := make(chan struct{})
-	s.listenTo(key, "", sync.OnceFunc(func() { close(begun) }))
-	s.waitBegun(begun)
+	started := make(chan struct{})
+	s.listenTo(key, "", sync.OnceFunc(func() { close(started) }))
+	s.waitStarted(started)
 }
 
 // notAcceptable refuses to open a stream for a client that does not accept event streams.

@@ -102,4 +102,4 @@ const maxSubscriptions, maxListeners = 1_000, 64
 // subscriptionLimits apply to all servers and clients of a gateway.
 var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEntries: 10_000, OwnerBytes: 8 << 20}
 
-var keptSubscriptions = quota.NewKind("subscriptions")
+var subscriptionsQuota = quota.NewKind("subscriptions")

@@ -21,8 +21,8 @@ import (
 )
 
 // A modern client calls a legacy server. When the server sends a request during the call, the
-// client gets an input-required result, and repeats the call with its responses. In between, the call
-// to the server stays open: it is held.
+// client gets an input-required result, and repeats the call with its responses. In between, the
+// call to the server stays open: it is held.
 
 // maxHeldCalls limits the held calls; maxOwnerHeldCalls limits those of one client, by identity or,
 // if that is unknown, by address.
@@ -42,7 +42,7 @@ type heldCall struct {
 	link   *link
 	cancel context.CancelFunc
 
-	about    string           // what the client called; a request that continues the call must match
+	about    string           // Request.About; a request that continues the call must have the same
 	goal     string           // focus of the call
 	messages chan heldMessage // from the server
 	answered chan struct{}    // closed when the response arrives: no server requests are taken after that
@@ -93,16 +93,16 @@ type heldSource interface {
 	// next returns the next message. It reports false if the client disconnected.
 	next(c *call) (msg heldMessage, ok bool)
 
-	// end is called after the response. whole is false if the client could not get all of it. It returns
-	// the error code of the response.
+	// end is called after the response. whole is false if the client could not get all of it. It
+	// returns the error code of the response.
 	end(c *call, whole bool) (errorCode int)
 }
 
 // copyMessage returns a copy that outlives the Reader.
 func (held *heldCall) copyMessage(m *jsonrpc.Message, names []foundName) heldMessage {
-	kept := heldMessage{message: *m, names: slices.Clone(names)}
-	kept.message.Raw = slices.Clone(m.Raw)
-	return kept
+	copied := heldMessage{message: *m, names: slices.Clone(names)}
+	copied.message.Raw = slices.Clone(m.Raw)
+	return copied
 }
 
 // toLegacy forwards the call to a legacy server, or continues a held call.
@@ -132,7 +132,9 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 	return c.relayHeld(held)
 }
 
-func unknownState() *jsonrpc.Failure { return invalid("requestState: unknown or expired") }
+func unknownState() *jsonrpc.Failure {
+	return invalidParams("requestState: unknown or expired; make the call again without it")
+}
 
 // withoutModernMeta returns a modern request without the _meta members of the protocol. With them,
 // servers that speak both eras would treat it as modern.
@@ -141,17 +143,17 @@ func withoutModernMeta(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 		return *m, nil
 	}
 	meta := m.Literal(jsonrpc.Meta)
-	kept := []byte{'{'}
+	object := []byte{'{'}
 	for member := range jsonspan.Members(meta) {
 		if strings.HasPrefix(member.Key, mcp.MetaPrefix) {
 			continue
 		}
-		if len(kept) > 1 {
-			kept = append(kept, ',')
+		if len(object) > 1 {
+			object = append(object, ',')
 		}
-		kept = append(kept, meta[member.Start:member.End]...)
+		object = append(object, meta[member.Start:member.End]...)
 	}
-	return m.Edited(m.Replace(jsonrpc.Meta, append(kept, '}')))
+	return m.Edited(m.Replace(jsonrpc.Meta, append(object, '}')))
 }
 
 // checkParams checks that the headers of a call repeat its arguments as the tool requires. Legacy
@@ -164,9 +166,9 @@ func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	return c.paramHeaders().Check(c.HTTP.Header, m)
 }
 
-// heldAt returns the key of the held call that the request continues, and the replica that holds
-// it. replica is "" if there are no replicas.
-func (c *call) heldAt() (key, replica string) {
+// heldCallKey returns the key of the held call that the request continues, and the replica that
+// holds it. replica is "" if there are no replicas.
+func (c *call) heldCallKey() (key, replica string) {
 	if c.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", ""
 	}
@@ -177,7 +179,7 @@ func (c *call) heldAt() (key, replica string) {
 
 // takeHeld returns the held call that the request continues, nil if there is none.
 func (c *call) takeHeld() *heldCall {
-	key, _ := c.heldAt()
+	key, _ := c.heldCallKey()
 	return c.g.takeHeld(key, func(held *heldCall) bool {
 		return held.client == c.client && held.link == c.link && held.about == c.About()
 	})
@@ -216,9 +218,9 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	return held, nil
 }
 
-// renumbered returns a request with a unique id. All requests share a session, and many clients
+// withNewID returns a request with a unique id. All requests share a session, and many clients
 // start with id 1.
-func renumbered(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure) {
+func withNewID(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure) {
 	return m.Edited(m.ReplaceAll(id, jsonrpc.ID, jsonrpc.ProgressToken)...)
 }
 
@@ -230,16 +232,16 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			_, _ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
-	return l.inSession(held.scope, func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		var read nameReader
-		reader := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position), Parse: read.parse}
-		numbered, failure := renumbered(m, reader.RequestID)
+	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		var names nameReader
+		reader := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position), Parse: names.parse}
+		numbered, failure := withNewID(m, reader.RequestID)
 		if failure != nil {
 			return reader, "", failure
 		}
 		held.reader.Store(reader)
 		defer l.heldCalls.begin(held, held.scope)()
-		l.heldCalls.await(ctx)
+		l.heldCalls.waitStarted(ctx)
 		r := held.g.linkServer(l).Routes.Derive(ctx, held.r, true)
 		session, _ := l.setSessionHeaders(r)
 		httpbody.Post(r, numbered.Raw)
@@ -249,7 +251,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				return nil // ignore messages after the response
 			}
 			if e.Message.IsResponse() {
-				if !reader.IsResponseTo(e.Message, reader.RequestID) || reader.SessionLost() && again {
+				if !reader.IsResponseTo(e.Message, reader.RequestID) || reader.SessionLost() && mayRetry {
 					return nil
 				}
 				answered = true
@@ -260,7 +262,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				reader.ServerRequestOpened()
 			}
 			select {
-			case held.messages <- held.copyMessage(e.Message, read.names):
+			case held.messages <- held.copyMessage(e.Message, names.names):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -273,7 +275,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			}
 		}()
 		reader.OnLarge = func(string) io.WriteCloser {
-			if answered || reader.SessionLost() && again {
+			if answered || reader.SessionLost() && mayRetry {
 				return nil
 			}
 			answered = true
@@ -395,7 +397,7 @@ func (held *heldCall) abandon() {
 		held.cancel()
 		<-held.done
 	}()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.r.Context()), goodbyeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(held.r.Context()), disconnectTimeout)
 	defer cancel()
 	for _, id := range held.serverRequests {
 		_ = held.link.send(held.withContext(ctx), jsonrpc.ErrorResponse(id, jsonrpc.CodeInternalError,
@@ -465,13 +467,13 @@ func (c *call) completionMembers() []byte {
 	return []byte(`"resultType":"complete"`)
 }
 
-// streamLarge passes on a large response, like answerHeld. It reports whether it was complete. If the
-// id comes last and does not match, it stays: the client then ignores the response.
+// streamLarge passes on a large response, like answerHeld. It reports whether it was complete. If
+// the id comes last and does not match, it stays: the client then ignores the response.
 func (c *call) streamLarge(from *largeResponse) (whole bool) {
 	ctx := c.ctx
 	defer context.AfterFunc(ctx, func() { _ = from.CloseWithError(ctx.Err()) })()
 	out := c.out.Large(new(streamable.Event), false)
-	to := &rewriting{modernPaths.Rewrite(out, c.modernizedLarge(from)), out}
+	to := &rewriting{modernPaths.Rewrite(out, c.modernReplacer(from)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.Close()
@@ -486,8 +488,8 @@ func (c *call) streamLarge(from *largeResponse) (whole bool) {
 // modernPaths are the places where a legacy response changes for a modern client.
 var modernPaths = jsonspan.CompilePaths(namingPaths("id", "result")...)
 
-// modernizedLarge returns a function that replaces literals at modernPaths.
-func (c *call) modernizedLarge(from *largeResponse) func(path int, k jsonspan.Kind, literal []byte) []byte {
+// modernReplacer returns a function that replaces literals at modernPaths.
+func (c *call) modernReplacer(from *largeResponse) func(path int, k jsonspan.Kind, literal []byte) []byte {
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
@@ -499,7 +501,7 @@ func (c *call) modernizedLarge(from *largeResponse) func(path int, k jsonspan.Ki
 				return slices.Concat([]byte("{"), c.completionMembers(), []byte(","))
 			}
 		case k == jsonspan.String:
-			return c.translator().renamed(path, literal)
+			return c.translator().replacement(path, literal)
 		}
 		return nil
 	}

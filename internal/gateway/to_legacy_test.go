@@ -39,7 +39,7 @@ func readInput(t testing.TB, s reply) (result inputResult, key string) {
 	return result, key
 }
 
-// retry repeats a call with an answer.
+// retry repeats a call with a response.
 func (u *testClient) retry(name string, input inputResult, key, response string) reply {
 	u.t.Helper()
 	return u.ask("tools/call", u.again(name, input, key, response))
@@ -84,7 +84,7 @@ func TestHeldCalls(t *testing.T) {
 		id = fmt.Sprint(u.last.Load())
 		all = append(all, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{"action":"accept","content":{"i":%d,`+
 			`"n":12345678901234567890}}}`, i, i))
-		// A call that was continued cannot be continued again.
+		// A call cannot be continued twice.
 		if again := u.retry("a::x", in, key, `{}`); again.code() != jsonrpc.CodeInvalidParams {
 			t.Errorf("got %s", again.body)
 		}
@@ -101,7 +101,7 @@ func TestHeldCalls(t *testing.T) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.held) != 0 {
-		t.Errorf("%d calls are held", len(g.held))
+		t.Errorf("%d calls are still held", len(g.held))
 	}
 }
 
@@ -120,7 +120,7 @@ func TestHeldCallsOfOtherMethods(t *testing.T) {
 }
 
 // Concurrent server requests are sent to the client one after the other.
-func TestHeldCallsWithSeveralQuestionsAtOnce(t *testing.T) {
+func TestHeldCallsWithConcurrentServerRequests(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		one, two := a.at.expect(a.session, "1"), a.at.expect(a.session, "2")
 		a.send(w, `{"jsonrpc":"2.0","id":1,"method":"roots/list"}`)
@@ -142,7 +142,7 @@ func TestHeldCallsWithSeveralQuestionsAtOnce(t *testing.T) {
 	}
 }
 
-func TestHeldCallsWithoutAnAnswer(t *testing.T) {
+func TestHeldCallsWithoutAResponse(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(1))
 	u := newGateway(t, nil, p).modern(t)
 	in, _ := readInput(t, u.call("a::x"))
@@ -152,8 +152,8 @@ func TestHeldCallsWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// Messages in between reach the client in the response to the waiting request.
-func TestHeldCallsThatReport(t *testing.T) {
+// Messages between server requests reach the client in the response to its waiting request.
+func TestHeldCallsWithNotifications(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":`+
 			string(a.message.Literal(jsonrpc.ProgressToken))+`,"progress":1}}`)
@@ -170,7 +170,7 @@ func TestHeldCallsThatReport(t *testing.T) {
 	}
 	s := call(`,"progressToken":"t"`, "")
 	if len(s.events) != 2 || s.events[0].method() != "notifications/progress" {
-		t.Fatalf("without a level nothing is logged: got %s", s.body)
+		t.Fatalf("without a level: got %s", s.body)
 	}
 	in, key := readInput(t, s)
 	s = call(`,"progressToken":"t"`, fmt.Sprintf(`,"inputResponses":{%q:{}},"requestState":%q`, key, in.RequestState))
@@ -187,7 +187,7 @@ func TestHeldCallsThatReport(t *testing.T) {
 	}
 }
 
-// Only the client that was asked can answer, at the server that asked.
+// Only the client that received a server request can respond to it, at the server that sent it.
 func TestHeldCallsOfOthers(t *testing.T) {
 	p, q := legacyPeer("a").handle("tools/call", askingTool(1)), legacyPeer("b").handle("tools/call", askingTool(1))
 	g := newGateway(t, nil, p, q)
@@ -213,8 +213,8 @@ func TestHeldCallsOfOthers(t *testing.T) {
 		t.Errorf("at another server: %s", s.body)
 	}
 	for name, state := range map[string]string{
-		"made up": "abc", "empty": "", "cut": in.RequestState[:20],
-		"sealed for another purpose": g.sealer.Seal("session", []byte("x")), "of nothing": g.sealer.Seal("call", []byte("x")),
+		"invented": "abc", "empty": "", "truncated": in.RequestState[:20],
+		"sealed for another purpose": g.sealer.Seal("session", []byte("x")), "nothing": g.sealer.Seal("call", []byte("x")),
 	} {
 		forged := in
 		forged.RequestState = state
@@ -233,7 +233,7 @@ func TestHeldCallsOfOthers(t *testing.T) {
 	}
 }
 
-func TestQuestionsThatAModernClientCannotBeAsked(t *testing.T) {
+func TestUnsupportedServerRequestsToModernClients(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		one := a.ask(w, "1", "sampling/createMessage", `{}`)
 		two := a.ask(w, "2", "vendor/ask", `{}`)
@@ -247,11 +247,11 @@ func TestQuestionsThatAModernClientCannotBeAsked(t *testing.T) {
 	}
 }
 
-// Disconnecting cancels the call, even a continued one. The server gets a cancellation with its own
-// id.
-func TestHangingUpCancelsAHeldCall(t *testing.T) {
+// Disconnecting cancels a held call, even a continued one. The server gets a cancellation with its
+// own id.
+func TestDisconnectCancelsAHeldCall(t *testing.T) {
 	for _, rounds := range []int{0, 1, 2} {
-		t.Run(fmt.Sprint("after ", rounds, " questions"), func(t *testing.T) {
+		t.Run(fmt.Sprint("after ", rounds, " server requests"), func(t *testing.T) {
 			ended := make(chan struct{})
 			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 				defer close(ended)
@@ -269,19 +269,19 @@ func TestHangingUpCancelsAHeldCall(t *testing.T) {
 			call := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", params))
 			p.waitFor(t, "tools/call", 1)
 			if rounds > 0 {
-				p.waitFor(t, "", rounds) // its answers have arrived
+				p.waitFor(t, "", rounds) // its responses have arrived
 			}
 			call.disconnect()
 			<-ended
 			canceled := p.waitFor(t, "notifications/cancelled", 1)
 			if got, want := string(canceled.message.Literal(jsonrpc.RequestID)), p.requests("tools/call")[0].id(); got != want {
-				t.Errorf("%s was canceled, the call is %s", got, want)
+				t.Errorf("canceled %s, want %s", got, want)
 			}
 		})
 	}
 }
 
-// Fake time: a client that does not answer within ten minutes loses the call.
+// Fake time: a client that does not respond within ten minutes loses the call.
 func TestHeldCallsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ended := make(chan struct{})
@@ -296,7 +296,7 @@ func TestHeldCallsExpire(t *testing.T) {
 		time.Sleep(streamable.ServerRequestTimeout - time.Second)
 		select {
 		case <-ended:
-			t.Fatal("it has ended too early")
+			t.Fatal("the call ended too early")
 		default:
 		}
 		time.Sleep(2 * time.Second)
@@ -304,7 +304,7 @@ func TestHeldCallsExpire(t *testing.T) {
 		select {
 		case <-ended:
 		default:
-			t.Fatal("it goes on")
+			t.Fatal("the call did not end")
 		}
 		if s := u.retry("a::x", in, key, `{}`); s.code() != jsonrpc.CodeInvalidParams {
 			t.Errorf("got %s", s.body)
@@ -315,12 +315,12 @@ func TestHeldCallsExpire(t *testing.T) {
 	})
 }
 
-// A server that gives up while its client thinks does not block the call.
+// A server that ends the call while the client has not responded yet does not block it.
 func TestHeldCallsWhoseServerEnds(t *testing.T) {
 	for name, end := range map[string]script{
-		"it answers":    func(w http.ResponseWriter, a *incoming) { a.finish(w, `{"anyway":true}`) },
-		"it ends":       func(http.ResponseWriter, *incoming) {},
-		"it breaks off": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"response": func(w http.ResponseWriter, a *incoming) { a.finish(w, `{"anyway":true}`) },
+		"end":      func(http.ResponseWriter, *incoming) {},
+		"abort":    func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -330,15 +330,15 @@ func TestHeldCallsWhoseServerEnds(t *testing.T) {
 			u := newGateway(t, nil, p).modern(t)
 			in, key := readInput(t, u.call("a::x"))
 			s := u.retry("a::x", in, key, `{}`)
-			if anyway := strings.Contains(s.answer, "anyway"); anyway != (name == "it answers") || !anyway && s.code() == 0 {
+			if anyway := strings.Contains(s.answer, "anyway"); anyway != (name == "response") || !anyway && s.code() == 0 {
 				t.Errorf("got %s", s.body)
 			}
 		})
 	}
 }
 
-// At most 1,000 calls are held, and 32 of one client, whatever it says about itself. Beyond that,
-// the server gets an error.
+// At most 1,000 calls are held, and 32 of one client, whatever name it claims. Beyond that, the
+// server gets an error.
 func TestTooManyHeldCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/call", askingTool(1))
@@ -371,8 +371,8 @@ func TestTooManyHeldCalls(t *testing.T) {
 	})
 }
 
-// A call that continues frees its place.
-func TestHeldCallsOneAfterTheOther(t *testing.T) {
+// A held call that continues frees its place.
+func TestHeldCallsFreeTheirPlace(t *testing.T) {
 	p := legacyPeer("a").handle("tools/call", askingTool(1))
 	u := newGateway(t, nil, p).modern(t)
 	for range 2 * maxOwnerHeldCalls {
@@ -383,7 +383,7 @@ func TestHeldCallsOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Held calls end with the State, even if they are held during its end.
+// Held calls end with the State, even those that are held during its end.
 func TestDestructEndsHeldCalls(t *testing.T) {
 	t.Run("calls that wait for their client", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -404,11 +404,11 @@ func TestDestructEndsHeldCalls(t *testing.T) {
 			g.close()
 			ended.Wait()
 			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("took %v", took)
 			}
 		})
 	})
-	t.Run("a call whose server asks only then", func(t *testing.T) {
+	t.Run("a call with a server request during the end", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			closing := make(chan struct{})
 			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
@@ -424,15 +424,15 @@ func TestDestructEndsHeldCalls(t *testing.T) {
 			close(closing)
 			g.close()
 			if took := time.Since(began); took > time.Minute {
-				t.Errorf("it took %v", took)
+				t.Errorf("took %v", took)
 			}
 			call.disconnect()
 		})
 	})
 }
 
-// A large answer is streamed to the client, with the same content as a small one.
-func TestHeldCallsWithLargeAnswers(t *testing.T) {
+// A large response is streamed to the client, with the same content as a small one.
+func TestHeldCallsWithLargeResponses(t *testing.T) {
 	text := strings.Repeat("x", 2*streamable.MaxHeld)
 	result := `{"content":[{"type":"resource_link","uri":"file:///a"},{"type":"text","text":"` + text + `"}]}`
 	want := `"result":{"resultType":"complete","content":[{"type":"resource_link","uri":"` +
@@ -440,7 +440,7 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		answer script
-		want   string // with ID for the id of the request; "" if it is incomplete
+		want   string // with ID for the id of the request; "" for an incomplete response
 	}{
 		{"the id comes first", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
@@ -452,19 +452,19 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 		{"the result is empty", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{ },"x":"`+text+`"}`)
 		}, `{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete" },"x":"` + text + `"}`},
-		{"the result says its type", func(w http.ResponseWriter, a *incoming) {
+		{"the result has a resultType", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"resultType":"complete","text":"`+text+`"}}`)
 		}, `{"jsonrpc":"2.0","id":ID,"result":{"resultType":"complete","text":"` + text + `"}}`},
-		{"a status that says the session is not known, with the id of the request", func(w http.ResponseWriter, a *incoming) {
+		{"status 404 with the id of the request", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 404, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-5,"message":"`+text+`"}}`)
 		}, `{"jsonrpc":"2.0","id":ID,"error":{"code":-5,"message":"` + text + `"}}`},
 		{"an error", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-5,"message":"`+text+`"}}`)
 		}, `{"jsonrpc":"2.0","id":ID,"error":{"code":-5,"message":"` + text + `"}}`},
-		{"it breaks off", func(w http.ResponseWriter, a *incoming) {
+		{"an aborted body", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+text)
 		}, ""},
-		{"the connection breaks off", func(w http.ResponseWriter, a *incoming) {
+		{"an aborted connection", func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+text)
 			panic(http.ErrAbortHandler)
 		}, ""},
@@ -474,11 +474,11 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 			u := newGateway(t, nil, p, legacyPeer("b")).modern(t)
 			s := u.post(u.request(`"mine"`, "tools/call", `{"name":"a::x"}`))
 			if n := p.count("tools/call"); n != 1 {
-				t.Errorf("it was called %d times", n)
+				t.Errorf("called %d times", n)
 			}
 			switch want := strings.Replace(tt.want, "ID", `"mine"`, 1); {
 			case want == "" && s.broken == nil:
-				t.Errorf("it does not break off: %.100s", s.body)
+				t.Errorf("the response is complete: %.100s", s.body)
 			case want != "" && (s.answer != want || s.broken != nil):
 				t.Errorf("got %d bytes, %v: %.200s … %.100s", len(s.answer), s.broken, s.answer,
 					s.answer[max(len(s.answer)-100, 0):])
@@ -487,9 +487,9 @@ func TestHeldCallsWithLargeAnswers(t *testing.T) {
 	}
 }
 
-// The client gets the start of a large answer before the server has sent all of it. Disconnecting
+// The client gets the start of a large response before the server has sent all of it. Disconnecting
 // then cancels the call.
-func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
+func TestLargeResponsesOfHeldCallsAreStreamed(t *testing.T) {
 	ended := make(chan struct{})
 	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		defer close(ended)
@@ -512,9 +512,9 @@ func TestLargeAnswersOfHeldCallsComeAtOnce(t *testing.T) {
 	p.waitFor(t, "notifications/cancelled", 1)
 }
 
-// A server request during a large answer is refused at once: the server does not wait for a client
-// that reads slowly.
-func TestQuestionsDuringALargeAnswer(t *testing.T) {
+// A server request during a large response is refused at once, so that the server does not wait for
+// a client that reads slowly.
+func TestServerRequestsDuringALargeResponse(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
 	refused := make(chan struct{})
@@ -538,10 +538,10 @@ func TestQuestionsDuringALargeAnswer(t *testing.T) {
 	}
 	say(`{"jsonrpc":"2.0","id":77,"method":"elicitation/create","params":{}}`)
 	if answer := p.waitFor(t, "", 1); !answer.message.Has(jsonrpc.Error) || answer.id() != "77" {
-		t.Errorf("the server was answered %s", answer.message.Raw)
+		t.Errorf("the server got the response %s", answer.message.Raw)
 	}
 	close(refused)
 	if rest, err := io.ReadAll(response.Body); err != nil || !strings.HasSuffix(string(rest), `x"}}`) {
-		t.Errorf("the answer ends with %q, %v", rest[max(len(rest)-20, 0):], err)
+		t.Errorf("the response ends with %q, %v", rest[max(len(rest)-20, 0):], err)
 	}
 }

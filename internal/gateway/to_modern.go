@@ -17,14 +17,14 @@ import (
 
 // toModern forwards the call to a modern server. It reports whether the server has changed its era
 // or session, so that the call can be repeated.
-func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
-	first, failure := c.modernized()
+func (c *call) toModern(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
+	first, failure := c.modernRequest()
 	if failure != nil {
 		return false, c.fail(failure)
 	}
 	message := first
 	for round := range upstream.MaxRounds {
-		rl := &relay{call: c, retryable: again && round == 0}
+		rl := &relay{call: c, retryable: mayRetry && round == 0}
 		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.sessionForgotten():
@@ -46,8 +46,8 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 	return false, c.fail(jsonrpc.InvalidResponse(c.link.serverName))
 }
 
-// modernized returns the legacy request as a modern one.
-func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
+// modernRequest returns the legacy request as a modern one.
+func (c *call) modernRequest() (jsonrpc.Message, *jsonrpc.Failure) {
 	m, failure := withoutModernMeta(&c.Message) // the gateway sets these members
 	if failure != nil {
 		return m, failure
@@ -74,7 +74,10 @@ func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *
 			return nil, jsonrpc.InvalidResponse(l.serverName)
 		}
 		if !c.out.Event(&streamable.Event{Data: l.translator(c.g).gatewayRequest(&m)}) {
-			return nil, jsonrpc.MissingCapability(l.serverName, "an answer in an event stream")
+			failure := jsonrpc.MissingCapability(l.serverName, mcp.Shortened(wants.Method))
+			failure.Message = "the MCP server asks for " + mcp.Shortened(wants.Method) +
+				", which needs a client that accepts text/event-stream"
+			return nil, failure
 		}
 		answers[key] = answer
 	}
@@ -86,7 +89,7 @@ func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *
 			select {
 			case m := <-answer:
 				if m.Has(jsonrpc.Error) {
-					return nil, refusedBy(l.serverName, m)
+					return nil, inputRefused(l.serverName, m)
 				}
 				responses[key] = m.Literal(jsonrpc.Result)
 			case <-ticker.C:
@@ -99,8 +102,8 @@ func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *
 	return responses, nil
 }
 
-// refusedBy returns the failure for a client that answered a server request with an error.
-func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
+// inputRefused returns the failure for a client that answered a server request with an error.
+func inputRefused(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := jsonrpc.ServerError(server, m)
 	failure.Data.Symbol = "input_refused"
 	return failure
@@ -108,7 +111,7 @@ func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 
 // askInStream sends a request of the gateway to a legacy client and returns the response.
 func (c *call) askInStream(question string, elicitation any) (answer json.RawMessage, _ *jsonrpc.Failure) {
-	asked := map[string]mcp.InputRequest{question: mcp.Elicit(elicitation)}
-	answers, failure := c.askClient(&mcp.InputResult{Requests: asked})
+	requests := map[string]mcp.InputRequest{question: mcp.Elicit(elicitation)}
+	answers, failure := c.askClient(&mcp.InputResult{Requests: requests})
 	return answers[question], failure
 }

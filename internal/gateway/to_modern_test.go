@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// inputTool is a modern tool that requires some inputs, one after the other.
+// inputTool is a modern tool that requires input in several rounds.
 func inputTool(rounds int) script {
 	return func(w http.ResponseWriter, a *incoming) {
 		var state struct{ Round int }
@@ -32,7 +32,7 @@ func inputTool(rounds int) script {
 	}
 }
 
-func TestInputForServersOfTheModernEra(t *testing.T) {
+func TestInputForModernServers(t *testing.T) {
 	p := modernPeer("a").handle("tools/call", inputTool(3))
 	u := newGateway(t, nil, p).legacy(t)
 	call := u.startRequest("tools/call", `{"name":"a::x","arguments":{`+oddJSON+`},"_meta":{"progressToken":7}}`)
@@ -68,8 +68,8 @@ func TestInputForServersOfTheModernEra(t *testing.T) {
 	}
 }
 
-// The gateway sends back only the state of the current round.
-func TestStatesOfOneRoundOnly(t *testing.T) {
+// The gateway sends only the state of the current round back.
+func TestStateOfOneRoundOnly(t *testing.T) {
 	n := 0
 	p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		switch n++; n {
@@ -121,14 +121,14 @@ func TestSeveralInputsAtOnce(t *testing.T) {
 	}
 }
 
-func TestInputThatNobodyCanGive(t *testing.T) {
+func TestInputThatNoClientCanGive(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(*testClient)
 		symbol string
 	}{
-		{"it has not declared support", func(u *testClient) { u.capabilities = `{"sampling":{}}` }, "missing_capability"},
-		{"it takes no event streams", func(u *testClient) { u.accept = "application/json" }, "missing_capability"},
+		{"no declared support", func(u *testClient) { u.capabilities = `{"sampling":{}}` }, "missing_capability"},
+		{"no event streams accepted", func(u *testClient) { u.accept = "application/json" }, "missing_capability"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 			}
 		})
 	}
-	t.Run("it refuses", func(t *testing.T) {
+	t.Run("a refusal", func(t *testing.T) {
 		p := modernPeer("a").handle("tools/call", inputTool(1))
 		u := newGateway(t, nil, p).legacy(t)
 		call := u.startRequest("tools/call", `{"name":"a::x"}`)
@@ -151,7 +151,7 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 			t.Errorf("got %s", e.data)
 		}
 	})
-	t.Run("the server asks without end", func(t *testing.T) {
+	t.Run("input without end", func(t *testing.T) {
 		p := modernPeer("a").handle("tools/call", inputTool(1_000))
 		u := newGateway(t, nil, p).legacy(t)
 		call := u.startRequest("tools/call", `{"name":"a::x"}`)
@@ -169,7 +169,7 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 			t.Errorf("called %d times", n)
 		}
 	})
-	t.Run("another client answers", func(t *testing.T) {
+	t.Run("a response of another client", func(t *testing.T) {
 		p := modernPeer("a").handle("tools/call", inputTool(1))
 		g := newGateway(t, nil, p)
 		u, other := g.legacy(t), g.legacy(t)
@@ -184,7 +184,7 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 	})
 }
 
-func TestInputThatComesTooLate(t *testing.T) {
+func TestLateInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := modernPeer("a").handle("tools/call", inputTool(1))
 		g := newInMemory(t, nil, p)
@@ -202,7 +202,7 @@ func TestInputThatComesTooLate(t *testing.T) {
 		if took := time.Since(began); took < streamable.ServerRequestTimeout || took > streamable.ServerRequestTimeout+
 			time.Minute ||
 			!strings.Contains(end.data, `"timeout"`) {
-			t.Errorf("after %v: %s", took, end.data)
+			t.Errorf("took %v: %s", took, end.data)
 		}
 		u.respond(q, "{}")
 		if n := p.count("tools/call"); n != 1 {
@@ -212,7 +212,7 @@ func TestInputThatComesTooLate(t *testing.T) {
 	})
 }
 
-// Canceling and disconnecting end a call that waits for input. Nothing is left behind.
+// A client can cancel a call that waits for input, or disconnect. No state remains.
 func TestInputThatIsCanceled(t *testing.T) {
 	for _, hangUp := range []bool{true, false} {
 		p := modernPeer("a").handle("tools/call", inputTool(1))
@@ -227,7 +227,7 @@ func TestInputThatIsCanceled(t *testing.T) {
 			call.waitEnd()
 		}
 		c := g.known()[0]
-		await.Until(t, "no answer to be expected", func() bool {
+		await.Until(t, "no pending server request", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			return len(c.pending) == 0 && len(c.calls) == 0
@@ -243,7 +243,7 @@ func TestInputThatIsCanceled(t *testing.T) {
 }
 
 // Requests of legacy clients have all members that modern servers require.
-func TestRequestsToServersOfTheModernEra(t *testing.T) {
+func TestRequestsToModernServers(t *testing.T) {
 	p := modernPeer("a").hasList("tools/list", "tools",
 		`{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},`+
 			`"n":{"type":"integer","x-mcp-header":"N"}}}}`)

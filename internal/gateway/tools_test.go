@@ -48,7 +48,7 @@ func TestListTools(t *testing.T) {
 		{"an operator", withClients, "", all},
 		{"a client with rules", withClients, "limited", []string{"a a::x"}},
 		{"a client without rules", withClients, "other", all},
-		{"a client that may use nothing", withClients, "nothing", nil},
+		{"a client without rights", withClients, "nothing", nil},
 		{"an unknown client", withClients, access.Anonymous, []string{"b b::x"}},
 		{"discovery", func(c *Config) { c.Discovery = true }, "", []string{" search_tools", " describe_tool", " call_tool"}},
 		{"recovery", func(c *Config) {
@@ -65,32 +65,32 @@ func TestListTools(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 			if n := len(a.alive); n > 0 {
-				t.Errorf("%d sessions are left", n)
+				t.Errorf("%d sessions remain", n)
 			}
 			if n := len(g.known()); n > 0 {
 				t.Errorf("%d clients are remembered", n)
 			}
 			g.audiences.each(func(a *audience) { t.Errorf("an audience is remembered: %+v", a) })
 			if records := g.config.Observer.(*recorder).takeRecords(); len(records) > 0 {
-				t.Errorf("recorded: %+v", records)
+				t.Errorf("recorded %+v", records)
 			}
-			g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
+			g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("the request of %s was counted", label) })
 		})
 	}
 }
 
-// A server without tools gets no tools/list.
-func TestListToolsOfServerWithout(t *testing.T) {
+// The gateway does not send tools/list to a server without tools.
+func TestListToolsOfServerWithoutTools(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"prompts":{}}`
 	g := newGateway(t, nil, p)
 	if got := listTools(g, ""); got != nil || p.count("tools/list") > 0 || p.count("initialize") != 1 {
-		t.Errorf("got %q after %d questions", got, p.count("tools/list"))
+		t.Errorf("got %q after %d requests", got, p.count("tools/list"))
 	}
 }
 
-// Listed definitions are those that clients get, to the byte, even if servers share the URI of a UI
-// resource.
+// Listed definitions are those that clients get, byte for byte, even if servers share the URI of a
+// UI resource.
 func TestListedDefinitions(t *testing.T) {
 	for _, separator := range []string{"::", ""} {
 		app := `{"name":"app","inputSchema":{"type":"object"},"_meta":{"ui":{"resourceUri":"ui://app"}}}`
@@ -138,7 +138,7 @@ func TestListToolsCanceled(t *testing.T) {
 		t.Errorf("got %+v", lists)
 	}
 	if n := len(p.alive); n > 0 {
-		t.Errorf("%d sessions are left", n)
+		t.Errorf("%d sessions remain", n)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestFocusRemoved(t *testing.T) {
 	} {
 		edit, ok := focus.Add([]byte(tt.tool))
 		if !ok {
-			t.Fatalf("%s has no room for it", tt.tool)
+			t.Fatalf("%s cannot have a focus", tt.tool)
 		}
 		if tt.want == "" {
 			tt.want = tt.tool

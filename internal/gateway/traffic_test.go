@@ -16,9 +16,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Many clients get requests of several servers at the same time, all with the same ids (A23, A24).
-// All responses reach the right server.
-func TestQuestionsOfManyServersToManyClients(t *testing.T) {
+// Many clients receive requests of several servers at the same time, all with the same ids (A23,
+// A24). All responses reach the right server.
+func TestServerRequestsToManyClients(t *testing.T) {
 	const clients = 500
 	var wrong atomic.Int64
 	quiz := func(p *fakeServer) script {
@@ -84,7 +84,7 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 						}
 					}
 					if json.Unmarshal([]byte(e.data), &q) != nil || q.Params.Proxy.Server != server {
-						t.Errorf("%s asks: %s", server, e.data)
+						t.Errorf("%s sent %s", server, e.data)
 					}
 					questions = append(questions, question{e, server, q.Params.Nonce})
 				}
@@ -106,12 +106,12 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 	}
 	all.Wait()
 	if n := wrong.Load(); n != 0 {
-		t.Errorf("%d answers went astray", n)
+		t.Errorf("%d responses reached the wrong server", n)
 	}
 }
 
-// addWaitingTool adds a tool that runs until it is canceled, by a notification (legacy) or by
-// disconnecting (modern), or until release is called.
+// addWaitingTool adds a tool that runs until release is called or the call is canceled: by a
+// notification (legacy) or by disconnecting (modern).
 func (p *fakeServer) addWaitingTool() (canceled func() map[string]bool, release func()) {
 	var mu sync.Mutex
 	waiting := map[string]chan struct{}{}
@@ -124,7 +124,7 @@ func (p *fakeServer) addWaitingTool() (canceled func() map[string]bool, release 
 		_ = json.Unmarshal([]byte(a.body), &call)
 		key := a.session + " " + a.id()
 		mu.Lock()
-		end := waiting[key] // if the cancellation arrives first
+		end := waiting[key] // set if the cancellation arrived first
 		if end == nil {
 			end = make(chan struct{})
 			waiting[key] = end
@@ -154,7 +154,7 @@ func (p *fakeServer) addWaitingTool() (canceled func() map[string]bool, release 
 			waiting[key] = make(chan struct{})
 		}
 		select {
-		case <-waiting[key]: // for the second time
+		case <-waiting[key]: // canceled twice
 		default:
 			close(waiting[key])
 		}
@@ -170,7 +170,7 @@ func (p *fakeServer) addWaitingTool() (canceled func() map[string]bool, release 
 	}, sync.OnceFunc(func() { close(released) })
 }
 
-// Of many calls with the same id, only canceled ones end (A28).
+// Of many calls with the same id, only those that were canceled end (A28).
 func TestManyCancellations(t *testing.T) {
 	for _, client := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
@@ -201,7 +201,7 @@ func TestManyCancellations(t *testing.T) {
 						t.Errorf("got %d", s.status)
 					}
 				}
-				await.Until(t, "all that were canceled have ended", func() bool { return len(canceled()) == clients/2 })
+				await.Until(t, "all canceled calls have ended", func() bool { return len(canceled()) == clients/2 })
 				for caller := range canceled() {
 					if i, err := strconv.Atoi(caller); err != nil || i%2 == 1 {
 						t.Errorf("call %s was canceled", caller)
@@ -229,7 +229,7 @@ func TestManyCancellations(t *testing.T) {
 
 // Two processes of the same program look the same and use the same ids. If one disconnects, only
 // its own call ends.
-func TestCancellationsOfClientsThatLookTheSame(t *testing.T) {
+func TestCancellationsOfIdenticalClients(t *testing.T) {
 	p := legacyPeer("a")
 	canceled, release := p.addWaitingTool()
 	defer release()
@@ -265,7 +265,7 @@ func TestCancellationsOfClientsThatLookTheSame(t *testing.T) {
 	}
 }
 
-func TestCancellationsOfNothing(t *testing.T) {
+func TestCancellationsOfUnknownRequests(t *testing.T) {
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
 	u.call("a::x")
@@ -275,7 +275,7 @@ func TestCancellationsOfNothing(t *testing.T) {
 		}
 	}
 	if n := p.count("notifications/cancelled"); n != 0 {
-		t.Errorf("%d were passed on", n)
+		t.Errorf("%d notifications reached the server", n)
 	}
 }
 
@@ -349,15 +349,15 @@ func TestProgressOfCalls(t *testing.T) {
 	})
 }
 
-// A server never waits for a response that no client can give (A25).
-func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
+// A server does not wait for a response that no client can give (A25).
+func TestServerRequestsThatNoClientCanAnswer(t *testing.T) {
 	ask := func(w http.ResponseWriter, a *incoming) {
 		answer := a.ask(w, `"q"`, "elicitation/create", `{"message":"?"}`)
 		a.finish(w, `{"answer":`+string(jsonrpc.Quote(answer))+`}`)
 	}
 	for name, change := range map[string]func(*testClient){
-		"it has not declared support": func(u *testClient) { u.capabilities = `{"sampling":{}}` },
-		"it takes no event streams":   func(u *testClient) { u.accept = "application/json" },
+		"no declared support":       func(u *testClient) { u.capabilities = `{"sampling":{}}` },
+		"no event streams accepted": func(u *testClient) { u.accept = "application/json" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := legacyPeer("a").handle("tools/call", ask)
@@ -371,7 +371,7 @@ func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
 			}
 		})
 	}
-	t.Run("it listens to nothing", func(t *testing.T) {
+	t.Run("no stream", func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.ask(w, "1", "roots/list", "{}")
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
@@ -381,7 +381,7 @@ func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 	})
-	t.Run("it listens, and is asked while a list is made", func(t *testing.T) {
+	t.Run("a server request during a list request", func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			if answer := a.ask(w, "1", "roots/list", "{}"); !strings.Contains(answer, `"result":{"roots":[]}`) {
 				t.Errorf("got %s", answer)
@@ -397,7 +397,7 @@ func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
 			t.Errorf("got %s", e.data)
 		}
 	})
-	t.Run("by another client", func(t *testing.T) {
+	t.Run("a response of another client", func(t *testing.T) {
 		p := legacyPeer("a").handle("tools/call", ask)
 		g := newGateway(t, nil, p)
 		u, other := g.legacy(t), g.legacy(t)

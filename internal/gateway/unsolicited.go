@@ -18,9 +18,9 @@ type unsolicited struct {
 
 func (l *link) unsolicited(sc scope) unsolicited { return unsolicited{sc, l} }
 
-// take handles a message in the response to a request of the gateway. The client gets it if it has
-// a stream.
-func (u unsolicited) take(e *streamable.Event, sideRequests *upstream.SideRequests) {
+// handle handles a message in the response to a request of the gateway. The client gets it if it
+// has a stream.
+func (u unsolicited) handle(e *streamable.Event, sideRequests *upstream.SideRequests) {
 	m := e.Message
 	if len(e.Data) == 0 || m.IsResponse() {
 		return
@@ -74,7 +74,8 @@ func (u unsolicited) refuse(sideRequests *upstream.SideRequests, m *jsonrpc.Mess
 	}
 	sideRequests.Go(func() {
 		if failure := u.link.send(u.scope, refusal); failure != nil {
-			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.serverName), zap.Error(failure))
+			u.g.config.Logger.Debug("refusal of a server request not delivered",
+				zap.String("mcp_server", u.link.serverName), zap.Error(failure))
 		}
 	})
 }

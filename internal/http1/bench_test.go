@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// BenchmarkCall measures a small POST and its response, with net/http and with this package, to a
-// server without any cost.
+// BenchmarkCall measures a small POST and its response, with net/http and with this package. The
+// server has no cost.
 func BenchmarkCall(b *testing.B) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -31,7 +31,7 @@ func BenchmarkCall(b *testing.B) {
 				defer c.Close()
 				reader := bufio.NewReader(c)
 				for {
-					for { // a request ends with its body, the only line that ends with }
+					for { // only the body ends with }, and the request ends with it
 						line, err := reader.ReadSlice('\n')
 						if err != nil {
 							return
@@ -57,7 +57,7 @@ func BenchmarkCall(b *testing.B) {
 			call := strings.Repeat(" ", 200) + "{}\n"
 			buffer := make([]byte, 32<<10)
 			for b.Loop() {
-				// Like the bodies of reverse_proxy, net/http does not know that this one is in memory.
+				// Like bodies of reverse_proxy, this one hides from net/http that it is in memory.
 				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+listener.Addr().String()+"/mcp",
 					struct{ io.Reader }{strings.NewReader(call)})
 				r.ContentLength = int64(len(call))

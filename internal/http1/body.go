@@ -16,7 +16,7 @@ type body struct {
 	idle     *pool
 	reusable bool // the connection can be used for another request
 	ctx      context.Context
-	stop     func() bool // stops closing the connection when ctx is done
+	stop     func() bool // cancels the closing of the connection when ctx is done
 	err      error       // of the last Read
 	closed   atomic.Bool
 	ended    atomic.Bool
@@ -69,22 +69,22 @@ func gunzip(res *http.Response) {
 	if res.Body == http.NoBody || !strings.EqualFold(res.Header.Get("Content-Encoding"), "gzip") {
 		return
 	}
-	res.Body = &decoded{body: res.Body}
+	res.Body = &gunzipped{body: res.Body}
 	res.Header.Del("Content-Encoding")
 	res.Header.Del("Content-Length")
 	res.ContentLength = -1
 	res.Uncompressed = true
 }
 
-// A decoded body decompresses another body, starting at the first Read.
-type decoded struct {
+// A gunzipped body decompresses another body, starting at the first Read.
+type gunzipped struct {
 	body   io.ReadCloser
 	reader *gzip.Reader
 	err    error
 }
 
 // Read implements io.Reader.
-func (d *decoded) Read(p []byte) (int, error) {
+func (d *gunzipped) Read(p []byte) (int, error) {
 	if d.reader == nil && d.err == nil {
 		d.reader, d.err = gzip.NewReader(d.body)
 	}
@@ -95,4 +95,4 @@ func (d *decoded) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer.
-func (d *decoded) Close() error { return d.body.Close() }
+func (d *gunzipped) Close() error { return d.body.Close() }

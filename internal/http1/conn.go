@@ -19,8 +19,8 @@ type conn struct {
 	limit  int64  // bytes that can still be read
 	abort  func() // closes the connection
 
-	announced   bool          // the server has announced its idle timeout
-	idleTimeout time.Duration // that timeout
+	announced   bool          // the server has announced idleTimeout
+	idleTimeout time.Duration // idle timeout of the server
 
 	reused    bool
 	takenAt   time.Time // when a request got the connection
@@ -69,8 +69,8 @@ func (c *conn) isQuiet() bool {
 	return c.raw != nil && c.raw.Control(c.peek) == nil && c.quiet
 }
 
-// keepAlive reads a Keep-Alive header. Node.js closes connections that are idle for five seconds, and
-// announces that. A request sent at that moment is lost.
+// keepAlive reads a Keep-Alive header. Node.js closes connections that are idle for five seconds,
+// and announces that. A request sent at that moment is lost.
 func (c *conn) keepAlive(values []string) {
 	if seconds, ok := keepAliveTimeout(values); ok {
 		// One second less: the server counts from when it sent its response.

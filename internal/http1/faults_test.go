@@ -29,7 +29,7 @@ type peer struct {
 	reader *bufio.Reader
 	number int             // number of connections before
 	client <-chan struct{} // closed when the client is about to send its second request
-	acted  chan struct{}   // closed when the server waits for that
+	acted  chan struct{}   // closed when the server waits for client
 	gone   chan struct{}   // closed when the client has closed the connection
 	seen   func(string)
 }
@@ -74,7 +74,7 @@ func once(text string) func(*peer) {
 	}
 }
 
-// unasked responds to a request, and then calls act before the next one.
+// unasked responds to a request, and calls act before the next request.
 func unasked(act func(*peer)) func(*peer) {
 	return func(p *peer) {
 		p.request()
@@ -102,8 +102,8 @@ func gzipped(text string) string {
 	return b.String()
 }
 
-// A fault is a server that may misbehave, and the outcome of two requests to it: a POST, unless set
-// otherwise, and then a GET.
+// A fault is a server that may misbehave, with the outcome of two requests to it: a POST and then a
+// GET, unless set otherwise.
 type fault struct {
 	name     string
 	method   string // of the first request; POST
@@ -113,13 +113,13 @@ type fault struct {
 	wrap     func(*net.TCPConn) net.Conn // wraps the client's end of a connection
 	serve    func(*peer)
 	stage    func(*stage)
-	noticed  bool   // the idle connection fails before the second request; net/http notices that itself
+	noticed  bool   // the idle connection fails before the second request, and net/http notices it
 	want     string // outcome of both requests
 	standard string // outcome with net/http, if different
 	why      string // reason for the difference
 }
 
-// A stage is where the client of a fault can act.
+// A stage lets a fault act on the side of the client.
 type stage struct {
 	request  *http.Request
 	response func(*http.Response)
@@ -132,7 +132,7 @@ var faults = []fault{
 	{name: "a response without a body", serve: answer("HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"),
 		want: `202 ""; 202 ""; 0:POST 0:GET`},
 	{name: "204", serve: answer("HTTP/1.1 204 No Content\r\n\r\n"), want: `204 ""; 204 ""; 0:POST 0:GET`},
-	{name: "204 that claims to have a body", serve: answer("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n"),
+	{name: "204 with a Content-Length", serve: answer("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n"),
 		want: `204 {Content-Length:5} ""; 204 {Content-Length:5} ""; 0:POST 0:GET`},
 	{name: "304", method: "GET", serve: answer("HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\nEtag: x\r\n\r\n"),
 		want: `304 {Content-Length:5 Etag:x} ""; 304 {Content-Length:5 Etag:x} ""; 0:GET 0:GET`},
@@ -144,7 +144,7 @@ var faults = []fault{
 	{name: "trailers", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: " +
 		"X-Sum\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\nX-More: 8\r\n\r\n"),
 		want: `200 "abc" trailer{X-More:8 X-Sum:7}; 200 "abc" trailer{X-More:8 X-Sum:7}; 0:POST 0:GET`},
-	{name: "too long a trailer", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " +
+	{name: "a trailer that is too long", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " +
 		strings.Repeat("x", 5000) + "\r\n\r\n"),
 		want: `200 "" error; 200 "" error; 0:POST 1:GET`},
 	{name: "a body that ends with the connection", serve: once("HTTP/1.1 200 OK\r\n\r\nall of it"),
@@ -196,7 +196,7 @@ var faults = []fault{
 	{name: "1xx that are too large", settings: &http.Transport{MaxResponseHeaderBytes: 1000},
 		serve: answer("HTTP/1.1 103 Early Hints\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n" +
 			ok), want: `error; error; 0:POST 1:GET`},
-	{name: "1xx that are too large as a whole, and are all seen", settings: &http.Transport{MaxResponseHeaderBytes: 6000},
+	{name: "1xx that are too large in total, with a trace", settings: &http.Transport{MaxResponseHeaderBytes: 6000},
 		serve: answer(strings.Repeat("HTTP/1.1 103 Early Hints\r\nX: "+strings.Repeat("x", 4000)+"\r\n\r\n", 3) +
 			ok), want: `103 103 103 200 "ok"; 103 103 103 200 "ok"; 0:POST 0:GET`},
 	{name: "101 without an Upgrade", serve: answer("HTTP/1.1 101 Switching Protocols\r\n\r\n"),
@@ -205,13 +205,13 @@ var faults = []fault{
 	{name: "gzip", serve: answer(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s",
 		len(gzipped("hello")), gzipped("hello"))),
 		want: `200 "hello" uncompressed; 200 "hello" uncompressed; 0:POST 0:GET`},
-	{name: "gzip that is broken",
+	{name: "invalid gzip",
 		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 15\r\n\r\nthis is not it."),
 		want:  `200 "" uncompressed error; 200 "" uncompressed error; 0:POST 0:GET`},
-	{name: "gzip that the client asked for", header: http.Header{"Accept-Encoding": {"gzip"}},
+	{name: "gzip requested by the client", header: http.Header{"Accept-Encoding": {"gzip"}},
 		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"),
 		want:  `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
-	{name: "gzip though compression is off", settings: &http.Transport{DisableCompression: true},
+	{name: "gzip with compression disabled", settings: &http.Transport{DisableCompression: true},
 		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"),
 		want:  `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
 
@@ -229,12 +229,12 @@ var faults = []fault{
 	{name: "the server resets an idle connection when it gets a GET",
 		serve: func(p *peer) { p.request(); p.write(ok); p.request(); _ = p.SetLinger(0) },
 		want:  `200 "ok"; 200 "ok"; 0:POST 0:GET 1:GET`},
-	{name: "nothing of a POST can be written to an idle connection", second: "POST", serve: answer(ok),
+	{name: "a POST cannot be written to an idle connection", second: "POST", serve: answer(ok),
 		wrap: func(c *net.TCPConn) net.Conn { return &onceConn{TCPConn: c} },
 		want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
 	{name: "the server closes a connection while it is idle", second: "POST", noticed: true,
 		serve: unasked(func(p *peer) { _ = p.CloseWrite() }), want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
-	{name: "the server sends a response that was not asked for while a connection is idle", second: "POST", noticed: true,
+	{name: "the server sends an unsolicited response while a connection is idle", second: "POST", noticed: true,
 		serve: unasked(func(p *peer) { p.write(other) }), want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
 	{name: "the server sends 408 while a connection is idle", second: "POST", noticed: true,
 		serve: unasked(func(p *peer) { p.write("HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n") }),
@@ -275,7 +275,7 @@ var faults = []fault{
 		p.request()
 		p.write(ok)
 	}, want: `401 "no"; 200 "ok"; 0:POST 0:GET`},
-	{name: "the server answers half a request, and closes", serve: func(p *peer) {
+	{name: "the server answers half of a request and closes", serve: func(p *peer) {
 		if _, err := p.reader.Peek(1); err == nil {
 			p.write("HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 2\r\n\r\nno")
 		}
@@ -288,12 +288,12 @@ var faults = []fault{
 		_ = p.CloseWrite()
 		p.closing()
 	}, want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
-	{name: "Keep-Alive says that idle connections are closed at once",
+	{name: "Keep-Alive with a short timeout",
 		serve:    answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok"),
 		want:     `200 {Keep-Alive:timeout=1} "ok"; 200 {Keep-Alive:timeout=1} "ok"; 0:POST 1:GET`,
 		standard: `200 {Keep-Alive:timeout=1} "ok"; 200 {Keep-Alive:timeout=1} "ok"; 0:POST 0:GET`,
 		why:      "a request that is sent when the server closes is lost. net/http does not read the header"},
-	{name: "Keep-Alive says that idle connections are kept",
+	{name: "Keep-Alive with a timeout",
 		serve: answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nContent-Length: 2\r\n\r\nok"),
 		want:  `200 {Keep-Alive:timeout=5, max=100} "ok"; 200 {Keep-Alive:timeout=5, max=100} "ok"; 0:POST 0:GET`},
 
@@ -309,7 +309,7 @@ var faults = []fault{
 		s.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			s.cancel()
 			<-ctx.Done()
-			return nil, errors.New("dial: operation was canceled") // DialError of reverse_proxy says no more
+			return nil, errors.New("dial: operation was canceled") // like DialError of reverse_proxy
 		}
 	}, want: `canceled; 200 "ok"; 0:GET`},
 	{name: "the caller cancels while the request is written", serve: func(p *peer) {
@@ -326,12 +326,12 @@ var faults = []fault{
 	}, want: `canceled; 200 "ok"; 1:GET`},
 	{name: "the caller cancels while it waits for the response", serve: cancelAfter(""), stage: cancelLater,
 		want: `canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-header", serve: cancelAfter("HTTP/1.1 200 OK\r\nX: y\r\n"), stage: cancelLater,
+	{name: "the caller cancels within the header", serve: cancelAfter("HTTP/1.1 200 OK\r\nX: y\r\n"), stage: cancelLater,
 		want: `canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-body", serve: cancelAfter("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"),
+	{name: "the caller cancels within the body", serve: cancelAfter("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"),
 		stage: cancelInBody,
 		want:  `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-chunk",
+	{name: "the caller cancels within a chunk",
 		serve: cancelAfter("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"), stage: cancelInBody,
 		want: `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
 	{name: "the caller cancels a body that ends with the connection", serve: cancelAfter("HTTP/1.1 200 OK\r\n\r\nab"),
@@ -347,8 +347,8 @@ var faults = []fault{
 		why:      "nothing was written, so that the connection can be used"},
 }
 
-// cancelAfter is a server that sends a part of the first response, and signals its client, which then
-// cancels.
+// cancelAfter is a server that sends a part of the first response and signals its client, which
+// then cancels.
 func cancelAfter(some string) func(*peer) {
 	return func(p *peer) {
 		p.request()
@@ -362,7 +362,7 @@ func cancelAfter(some string) func(*peer) {
 	}
 }
 
-// cancelLater cancels when the server has sent everything.
+// cancelLater cancels after the server has sent everything.
 func cancelLater(s *stage) { s.response = nil }
 
 // cancelInBody cancels after two bytes of the body.
@@ -376,7 +376,7 @@ var errBody = errors.New("the body fails")
 
 func (failing) Read([]byte) (int, error) { return 0, errBody }
 
-// A stuckConn is a connection whose first write never ends.
+// A stuckConn is a connection whose first write blocks.
 type stuckConn struct {
 	*net.TCPConn
 	writing context.CancelFunc
@@ -395,7 +395,7 @@ func (c *stuckConn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// ReadFrom hides that of TCPConn.
+// ReadFrom hides the method of TCPConn.
 func (c *stuckConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
@@ -423,8 +423,8 @@ func (c *onceConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
 
-// TestSameOutcomeAsStandard sends two requests to servers that fail in many ways, with net/http and
-// with this package.
+// TestSameOutcomeAsStandard sends two requests with net/http and with this package to servers that
+// fail in many ways.
 func TestSameOutcomeAsStandard(t *testing.T) {
 	for _, f := range faults {
 		for i, kind := range kinds {
@@ -546,7 +546,7 @@ func (f *fault) run(t *testing.T, newTripper func(*http.Transport) roundTripper,
 				<-acted
 			}
 			if f.noticed && standard {
-				<-gone // net/http closes it by itself; this package checks before it takes it
+				<-gone // net/http closes it in the background, this package checks before use
 			}
 		}
 	}

@@ -52,7 +52,7 @@ func (c *memoryConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// complete reports whether a complete request has arrived.
+// complete reports whether data contains a complete request.
 func complete(request []byte) bool {
 	head, body, ok := bytes.Cut(request, []byte("\r\n\r\n"))
 	_, length, _ := strings.Cut(string(head), "\r\nContent-Length: ")
@@ -87,7 +87,8 @@ func (nowhere) Control(f func(uintptr)) error  { f(0); return nil }
 func (nowhere) Read(func(uintptr) bool) error  { return errors.ErrUnsupported }
 func (nowhere) Write(func(uintptr) bool) error { return errors.ErrUnsupported }
 
-// send sends a request over a connection. It returns its outcome, and whether the connection was kept.
+// send sends a request over a connection. It returns the outcome, and whether the connection was
+// kept.
 func send(r *http.Request, c *memoryConn, lean bool) (outcome string, kept bool) {
 	standard := &http.Transport{MaxResponseHeaderBytes: 4000}
 	standard.DialContext = func(context.Context, string, string) (net.Conn, error) {
@@ -114,7 +115,7 @@ func send(r *http.Request, c *memoryConn, lean bool) (outcome string, kept bool)
 	return outcome, len(transport.idle.idle[r.URL.Host]) > 0
 }
 
-// FuzzResponse sends any bytes as a response, and compares the result with net/http.
+// FuzzResponse compares the result of arbitrary response bytes with that of net/http.
 func FuzzResponse(f *testing.F) {
 	for _, response := range []string{
 		ok, ok + other,
@@ -143,7 +144,7 @@ func FuzzResponse(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), true)
 	f.Fuzz(func(t *testing.T, response []byte, head bool) {
 		if bytes.Contains(response, []byte(" 101 ")) && bytes.Contains(bytes.ToLower(response), []byte("upgrade")) {
-			t.Skip() // net/http returns the connection, though the request has no Upgrade
+			t.Skip() // net/http returns the connection although the request has no Upgrade
 		}
 		method := http.MethodGet
 		if head {
@@ -164,12 +165,12 @@ func FuzzResponse(f *testing.F) {
 			t.Errorf("net/http: %s\n   http1: %s", outcomes[0], outcomes[1])
 		}
 		if kept[1] && !kept[0] {
-			t.Error("a connection was kept that net/http closes")
+			t.Error("kept a connection that net/http closes")
 		}
 	})
 }
 
-// FuzzRequest sends requests, and compares the bytes with those of net/http.
+// FuzzRequest compares the bytes of requests with those of net/http.
 func FuzzRequest(f *testing.F) {
 	f.Add("POST", "http://server:1/mcp?a=b", "", "", "X-Name", "value", "hello")
 	f.Add("GET", "http://server/", "", "other:2", "User-Agent", "", "")

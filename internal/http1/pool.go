@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// sweepEvery is how long a connection that its server has closed stays open at most.
+// sweepEvery is the maximum time after which a connection is closed that its server has closed.
 const sweepEvery = 5 * time.Second
 
 // A pool holds idle connections.
@@ -21,8 +21,8 @@ type pool struct {
 	sweepAt time.Time // zero if no connection is idle
 }
 
-// take returns the most recently used connection to a host, or nil. It closes connections that are not
-// silent.
+// take returns the most recently used connection to a host, or nil. It closes connections that are
+// not silent.
 func (p *pool) take(host string) *conn {
 	for {
 		c := p.pop(host)
@@ -53,12 +53,12 @@ func (p *pool) pop(host string) *conn {
 
 // put returns a connection to the pool, or closes it if it cannot be used again.
 func (p *pool) put(c *conn) {
-	if !p.keep(c) {
+	if !p.tryKeep(c) {
 		c.Close()
 	}
 }
 
-func (p *pool) keep(c *conn) bool {
+func (p *pool) tryKeep(c *conn) bool {
 	lives := p.timeout
 	if c.announced {
 		lives = min(lives, c.idleTimeout)
@@ -77,12 +77,12 @@ func (p *pool) keep(c *conn) bool {
 	now := time.Now()
 	c.idleUntil = now.Add(lives)
 	p.idle[c.host] = append(p.idle[c.host], c)
-	p.watch(c, now)
+	p.scheduleSweep(c, now)
 	return true
 }
 
-// watch schedules the next sweep for a connection: at its timeout, or in sweepEvery.
-func (p *pool) watch(c *conn, now time.Time) {
+// scheduleSweep schedules the next sweep for a connection: at its timeout, or in sweepEvery.
+func (p *pool) scheduleSweep(c *conn, now time.Time) {
 	next := now.Add(sweepEvery)
 	if c.idleUntil.Before(next) {
 		next = c.idleUntil
@@ -110,7 +110,7 @@ func (p *pool) sweep() {
 	for host, conns := range p.idle {
 		conns = slices.DeleteFunc(conns, func(c *conn) bool {
 			if now.Before(c.idleUntil) && c.isQuiet() {
-				p.watch(c, now)
+				p.scheduleSweep(c, now)
 				return false
 			}
 			c.Close()

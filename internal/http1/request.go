@@ -15,23 +15,23 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// sends reports whether t sends a request itself: one to an http URL, with a body of known length or
-// none, without a proxy, and without anything that changes the connection. Invalid requests go to the
-// standard transport, which returns a proper error.
-func (t *Transport) sends(r *http.Request) bool {
+// sendsItself reports whether t sends a request itself: it has an http URL, a body of known length
+// or none, no proxy, and nothing that changes the connection. Invalid requests go to the standard
+// transport, which returns a proper error.
+func (t *Transport) sendsItself(r *http.Request) bool {
 	switch {
 	case !t.canSend,
 		r.URL == nil, r.URL.Scheme != "http", r.URL.Host == "", !isASCII(r.URL.Host),
 		!httpguts.ValidHeaderFieldName(r.Method), r.Method == http.MethodConnect,
-		!plainHost(cmp.Or(r.Host, r.URL.Host)),
+		!isPlainHost(cmp.Or(r.Host, r.URL.Host)),
 		r.Close, len(r.TransferEncoding) > 0, len(r.Trailer) > 0,
 		//lint:ignore SA1019 it is deprecated, but can be set
 		r.Cancel != nil,
 		hasBody(r) != (r.ContentLength > 0), r.ContentLength < 0, r.ContentLength > maxRequest,
-		!plainHeader(r.Header):
+		!isPlainHeader(r.Header):
 		return false
 	}
-	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil && wantsMore(trace) {
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil && hasOtherHooks(trace) {
 		return false
 	}
 	if t.standard.Proxy != nil {
@@ -41,9 +41,9 @@ func (t *Transport) sends(r *http.Request) bool {
 	return true
 }
 
-// plainHost reports whether a host can be sent unchanged: it is not an international name, and has no
-// IPv6 zone.
-func plainHost(host string) bool {
+// isPlainHost reports whether a host can be sent unchanged: it is not an international name, and
+// has no IPv6 zone.
+func isPlainHost(host string) bool {
 	return isASCII(host) && strings.IndexByte(host, '%') < 0 && httpguts.ValidHostHeader(host)
 }
 
@@ -56,8 +56,8 @@ func isASCII(s string) bool {
 	return true
 }
 
-// plainHeader reports whether a header is valid, and asks for nothing that t does not support.
-func plainHeader(header http.Header) bool {
+// isPlainHeader reports whether a header is valid, and asks for nothing that t does not support.
+func isPlainHeader(header http.Header) bool {
 	if header == nil {
 		return false
 	}
@@ -80,8 +80,8 @@ func plainHeader(header http.Header) bool {
 	return true
 }
 
-// wantsMore reports whether a trace has hooks that t does not call.
-func wantsMore(trace *httptrace.ClientTrace) bool {
+// hasOtherHooks reports whether a trace has hooks that t does not call.
+func hasOtherHooks(trace *httptrace.ClientTrace) bool {
 	return trace.GetConn != nil || trace.GotConn != nil || trace.PutIdleConn != nil ||
 		trace.GotFirstResponseByte != nil || trace.Got100Continue != nil ||
 		trace.DNSStart != nil || trace.DNSDone != nil || trace.ConnectStart != nil || trace.ConnectDone != nil ||
@@ -92,8 +92,8 @@ func wantsMore(trace *httptrace.ClientTrace) bool {
 
 func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
 
-// asksForGzip reports whether t itself asks for a compressed response, and decodes it. It does so in
-// the same cases as net/http.
+// asksForGzip reports whether t itself asks for a compressed response, and decodes it. It does so
+// in the same cases as net/http.
 func (t *Transport) asksForGzip(r *http.Request) bool {
 	return !t.standard.DisableCompression && r.Method != http.MethodHead &&
 		r.Header.Get("Accept-Encoding") == "" && r.Header.Get("Range") == ""
@@ -104,8 +104,8 @@ var excluded = map[string]bool{
 	"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true,
 }
 
-// writeHead writes a request up to its body. [Transport.sends] must have accepted the request. It
-// fails if the URL has control characters.
+// writeHead writes a request up to its body. [Transport.sendsItself] must have accepted the
+// request. It fails if the URL has control characters.
 func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
 	target := r.URL.RequestURI()
 	if strings.ContainsFunc(target, unicode.IsControl) {
@@ -167,8 +167,8 @@ func closeBody(r *http.Request) {
 	}
 }
 
-// idempotent reports whether a request can be sent twice, by the rules of net/http.
-func idempotent(r *http.Request) bool {
+// isIdempotent reports whether a request can be sent twice, by the rules of net/http.
+func isIdempotent(r *http.Request) bool {
 	if hasBody(r) && r.GetBody == nil {
 		return false
 	}

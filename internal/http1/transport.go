@@ -1,6 +1,7 @@
-// Package http1 is a client of plain HTTP/1.1 with less overhead for small requests than net/http. It
-// sends a request with one write, and reads the response on the caller's goroutine. It handles the
-// common case only, and leaves the rest to a standard transport. For callers both behave the same.
+// Package http1 is a client of plain HTTP/1.1 with less overhead for small requests than net/http.
+// It sends a request with one write, and reads the response on the caller's goroutine. It handles
+// the common case only, and leaves the rest to a standard transport. For callers both behave the
+// same.
 package http1
 
 import (
@@ -18,25 +19,26 @@ import (
 	"time"
 )
 
-// maxRequest is the maximum size of a request, with header and body. Socket buffers hold that much, so
-// writing does not block even if a server responds before it reads.
+// maxRequest is the maximum size of a request, with header and body. Socket buffers hold that much,
+// so writing does not block even if a server responds before it reads.
 const maxRequest = 64 << 10
 
 // A Transport is an http.RoundTripper with the settings of a standard transport. It sends plain
-// requests itself (see [Transport.sends]), over connections of its own. The standard transport sends
-// the others.
+// requests itself (see [Transport.sendsItself]), over connections of its own. The standard
+// transport sends the others.
 //
 // It reads a small request body to its end before it sends the request. So a server gets a request
 // only when its body is complete.
 type Transport struct {
 	standard *http.Transport
-	canSend  bool // these settings allow it to send requests itself
+	canSend  bool // the settings allow the Transport to send requests itself
 	idle     pool
 }
 
-// New returns a Transport with the settings of a standard one, which must not be changed afterwards.
+// New returns a Transport with the settings of a standard one, which must not be changed
+// afterwards.
 func New(standard *http.Transport) *Transport {
-	t := &Transport{standard: standard, canSend: canPeek && honors(standard)}
+	t := &Transport{standard: standard, canSend: canPeek && supportsSettings(standard)}
 	t.idle.perHost, t.idle.timeout = standard.MaxIdleConnsPerHost, standard.IdleConnTimeout
 	if t.idle.perHost == 0 {
 		t.idle.perHost = http.DefaultMaxIdleConnsPerHost
@@ -47,16 +49,16 @@ func New(standard *http.Transport) *Transport {
 	return t
 }
 
-// honors reports whether a Transport supports the settings.
-func honors(standard *http.Transport) bool {
+// supportsSettings reports whether a Transport supports the settings of a standard one.
+func supportsSettings(standard *http.Transport) bool {
 	return !standard.DisableKeepAlives && standard.MaxConnsPerHost == 0 && standard.MaxIdleConns == 0 &&
 		//lint:ignore SA1019 it is deprecated, but can be set
 		standard.Dial == nil &&
 		(standard.Protocols == nil || standard.Protocols.HTTP1() && !standard.Protocols.UnencryptedHTTP2())
 }
 
-// CloseIdleConnections closes idle connections. From then on, each connection is closed as soon as its
-// response was read.
+// CloseIdleConnections closes idle connections. From then on, each connection is closed as soon as
+// its response was read.
 func (t *Transport) CloseIdleConnections() {
 	t.idle.close()
 	t.standard.CloseIdleConnections()
@@ -67,7 +69,7 @@ var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if !t.sends(r) {
+	if !t.sendsItself(r) {
 		return t.standard.RoundTrip(r)
 	}
 	request := buffers.Get().(*bytes.Buffer)
@@ -150,7 +152,7 @@ type noResponseError struct {
 	sent bool // the server may have received a part of the request
 }
 
-// cause returns the error without unanswered.
+// cause returns the error in a noResponseError, or err itself.
 func cause(err error) error {
 	if e, ok := err.(noResponseError); ok {
 		return e.error
@@ -158,15 +160,15 @@ func cause(err error) error {
 	return err
 }
 
-// safeToRepeat reports whether a request can be sent again after an error on a reused connection: its
-// server may have closed it at that moment. net/http decides the same way.
+// safeToRepeat reports whether a request can be sent again after an error on a reused connection:
+// its server may have closed it at that moment. net/http decides the same way.
 func safeToRepeat(r *http.Request, err error) bool {
 	e, ok := err.(noResponseError)
-	return ok && (!e.sent || idempotent(r))
+	return ok && (!e.sent || isIdempotent(r))
 }
 
-// exchange sends a request and reads the head of its response. The connection returns to the pool when
-// the body of the response was read, and is closed on an error.
+// exchange sends a request and reads the head of its response. The connection returns to the pool
+// when the body of the response was read, and is closed on an error.
 func (t *Transport) exchange(c *conn, request []byte, r *http.Request) (*http.Response, error) {
 	ctx := r.Context()
 	stop := context.AfterFunc(ctx, c.abort)
@@ -233,7 +235,7 @@ func (c *conn) readHead(r *http.Request, limit int64) (*http.Response, error) {
 			if err := trace.Got1xxResponse(res.StatusCode, textproto.MIMEHeader(res.Header)); err != nil {
 				return nil, err
 			}
-			c.limit = limit // the caller has seen these, and can limit their number
+			c.limit = limit // the trace has seen the informational response, and can limit their number
 		}
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// TestLeavesToStandard checks which requests this package sends itself.
-func TestLeavesToStandard(t *testing.T) {
+// TestSentByThisPackage checks which requests this package sends itself.
+func TestSentByThisPackage(t *testing.T) {
 	plain := func(*http.Request) {}
 	for _, tt := range []struct {
 		name     string
@@ -28,7 +28,7 @@ func TestLeavesToStandard(t *testing.T) {
 	}{
 		{"a POST", &http.Transport{}, plain, true},
 		{"a GET", &http.Transport{}, func(r *http.Request) { r.Method, r.Body, r.ContentLength = "GET", nil, 0 }, true},
-		{"a body of no length", &http.Transport{}, func(r *http.Request) { r.Body, r.ContentLength = http.NoBody, 0 }, true},
+		{"an empty body", &http.Transport{}, func(r *http.Request) { r.Body, r.ContentLength = http.NoBody, 0 }, true},
 		{"a socket", &http.Transport{}, func(r *http.Request) { r.URL.Host, r.Host = "/run/server.sock", "server" }, true},
 		{"a host without a port", &http.Transport{}, func(r *http.Request) { r.URL.Host = "server" }, true},
 		{"TE", &http.Transport{}, func(r *http.Request) { r.Header.Set("Te", "trailers") }, true},
@@ -36,7 +36,7 @@ func TestLeavesToStandard(t *testing.T) {
 		{"CONNECT", &http.Transport{}, func(r *http.Request) { r.Method = "CONNECT" }, false},
 		{"a body of unknown length", &http.Transport{}, func(r *http.Request) { r.ContentLength = -1 }, false},
 		{"a length without a body", &http.Transport{}, func(r *http.Request) { r.Body = nil }, false},
-		{"a body that has no length", &http.Transport{}, func(r *http.Request) { r.ContentLength = 0 }, false},
+		{"a body with length 0", &http.Transport{}, func(r *http.Request) { r.ContentLength = 0 }, false},
 		{"a large body", &http.Transport{}, func(r *http.Request) { r.ContentLength = maxRequest + 1 }, false},
 		{"an upgrade", &http.Transport{}, func(r *http.Request) { r.Header.Set("Upgrade", "websocket") }, false},
 		{"a Connection header", &http.Transport{}, func(r *http.Request) { r.Header.Set("Connection", "close") }, false},
@@ -44,10 +44,10 @@ func TestLeavesToStandard(t *testing.T) {
 		{"an incremental body", &http.Transport{}, func(r *http.Request) { r.Header.Set("Incremental", "?1") }, false},
 		{"trailers", &http.Transport{}, func(r *http.Request) { r.Trailer = http.Header{"X": nil} }, false},
 		{"a transfer encoding", &http.Transport{}, func(r *http.Request) { r.TransferEncoding = []string{"chunked"} }, false},
-		{"a connection that is to be closed", &http.Transport{}, func(r *http.Request) { r.Close = true }, false},
+		{"Request.Close", &http.Transport{}, func(r *http.Request) { r.Close = true }, false},
 		{"an invalid header", &http.Transport{}, func(r *http.Request) { r.Header["X"] = []string{"a\nb"} }, false},
-		{"an invalid name of a header", &http.Transport{}, func(r *http.Request) { r.Header["X Y"] = []string{"a"} }, false},
-		{"a trace that is not called", &http.Transport{}, func(r *http.Request) {
+		{"an invalid header name", &http.Transport{}, func(r *http.Request) { r.Header["X Y"] = []string{"a"} }, false},
+		{"a trace with an unsupported hook", &http.Transport{}, func(r *http.Request) {
 			*r = *r.WithContext(httptrace.WithClientTrace(r.Context(),
 				&httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {}}))
 		}, false},
@@ -63,8 +63,8 @@ func TestLeavesToStandard(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://server:1/", strings.NewReader("hello"))
 			tt.change(r)
-			if got := New(tt.settings).sends(r); got != tt.sends {
-				t.Errorf("sends: %v", got)
+			if got := New(tt.settings).sendsItself(r); got != tt.sends {
+				t.Errorf("sent by this package: %v", got)
 			}
 		})
 	}
@@ -76,7 +76,8 @@ func h2c() *http.Protocols {
 	return p
 }
 
-// TestOneWrite sends a body that net/http does not know to be in memory.
+// TestOneWrite checks that a request is one write, even if net/http could not know that its body is
+// in memory.
 func TestOneWrite(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -101,7 +102,7 @@ func TestOneWrite(t *testing.T) {
 		t.Errorf("%d writes", n)
 	}
 	if !sent.closed {
-		t.Error("the body of the request is open")
+		t.Error("the body of the request was not closed")
 	}
 }
 
@@ -138,7 +139,7 @@ func (c *countingConn) Write(p []byte) (int, error) {
 	return c.TCPConn.Write(p)
 }
 
-// TestLargeRequest sends requests around the size limit. None is truncated.
+// TestLargeRequest checks that requests around the size limit are not truncated.
 func TestLargeRequest(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -159,7 +160,7 @@ func TestLargeRequest(t *testing.T) {
 	}
 }
 
-// A request with a large header goes to the standard transport.
+// TestLargeHeader checks that a request with a large header uses the standard transport.
 func TestLargeHeader(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -183,8 +184,8 @@ func TestLargeHeader(t *testing.T) {
 	}
 }
 
-// TestCancelAtTheEnd cancels a request whose response has arrived, but was not read. The connection is
-// not reused.
+// TestCancelAtTheEnd cancels a request whose response has arrived but was not read. The connection
+// must not be reused.
 func TestCancelAtTheEnd(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -232,14 +233,14 @@ func TestCloseWhileReading(t *testing.T) {
 	}()
 	res.Body.Close()
 	if err := <-failed; err == nil {
-		t.Error("a closed body was read")
+		t.Error("a closed body could be read")
 	}
 	if len(transport.idle.idle) > 0 {
 		t.Error("the connection was kept")
 	}
 }
 
-// TestSlowBody sends a body that takes longer than the server's idle timeout.
+// TestSlowBody sends a body that takes longer than the idle timeout of the server.
 func TestSlowBody(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -269,7 +270,7 @@ func TestSlowBody(t *testing.T) {
 	idle := newConn(dial(t, listener), listener.Addr().String(), 0)
 	transport.idle.put(idle)
 	r := post(t, "http://"+listener.Addr().String(), io.NopCloser(io.MultiReader(reader(func() {
-		_, _ = io.WriteString(idle.Conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") // the server responds to this, and closes
+		_, _ = io.WriteString(idle.Conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") // the server responds and closes
 		<-firstClosed
 		time.Sleep(1100 * time.Millisecond)
 	}), strings.NewReader("hello"))))
@@ -292,7 +293,7 @@ func dial(t *testing.T, listener net.Listener) net.Conn {
 	return c
 }
 
-// A reader calls a function when it is read, and is empty.
+// A reader calls a function when it is read. It has no content.
 type reader func()
 
 func (r reader) Read([]byte) (int, error) {
@@ -300,7 +301,7 @@ func (r reader) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// TestPool checks how long connections are kept.
+// TestPool checks how long idle connections are kept.
 func TestPool(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -312,12 +313,12 @@ func TestPool(t *testing.T) {
 		{"within the timeout", nil, 59 * time.Second, false, 1},
 		{"after the timeout", nil, 61 * time.Second, true, 1},
 		{"before the server closes it", []string{"timeout=5"}, 3 * time.Second, false, 1},
-		{"when the server is about to close it", []string{"timeout=5, max=100"}, 4 * time.Second, true, 1},
-		{"in other words", []string{"max=5", "x, Timeout = 5"}, 4 * time.Second, true, 1},
-		{"the server keeps it for longer", []string{"timeout=600"}, 59 * time.Second, false, 1},
-		{"the server does not keep it", []string{"timeout=0"}, 0, true, 1},
-		{"the server says nothing of that", []string{"max=5, timeout"}, 59 * time.Second, false, 1},
-		{"there are enough", nil, 0, true, 0},
+		{"shortly before the server closes it", []string{"timeout=5, max=100"}, 4 * time.Second, true, 1},
+		{"another spelling", []string{"max=5", "x, Timeout = 5"}, 4 * time.Second, true, 1},
+		{"a longer timeout of the server", []string{"timeout=600"}, 59 * time.Second, false, 1},
+		{"no timeout of the server", []string{"timeout=0"}, 0, true, 1},
+		{"an invalid Keep-Alive header", []string{"max=5, timeout"}, 59 * time.Second, false, 1},
+		{"a full pool", nil, 0, true, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -344,14 +345,14 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// silentConn is a connection to a server that keeps it open.
+// silentConn returns a connection that its server keeps open.
 func silentConn(fake *memoryConn) *conn {
 	c := newConn(fake, "server", 0)
 	c.peek = func(uintptr) { c.quiet = true }
 	return c
 }
 
-// A connection that its server has closed is closed, without a request.
+// TestServerCloses checks that a connection closed by its server is closed without a request.
 func TestServerCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{perHost: 2, timeout: time.Minute}
@@ -366,12 +367,13 @@ func TestServerCloses(t *testing.T) {
 		}
 		<-open.closed
 		if after := time.Since(begin); after != time.Minute {
-			t.Errorf("the other was closed after %v", after)
+			t.Errorf("the other connection was closed after %v", after)
 		}
 	})
 }
 
-// Each connection is closed in time, while others come and go.
+// TestPoolIsSwept checks that each connection is closed in time, while others are added and
+// removed.
 func TestPoolIsSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{perHost: 8, timeout: time.Minute}
@@ -382,7 +384,7 @@ func TestPoolIsSwept(t *testing.T) {
 			time.Sleep(10 * time.Second)
 		}
 		if c := p.pop("server"); c.Conn != fakes[3] {
-			t.Error("the connection that was used last is not the first to be used")
+			t.Error("the pool does not return the connection that was used last")
 		}
 		for i, fake := range fakes[:3] {
 			<-fake.closed

@@ -8,24 +8,24 @@ import (
 	"time"
 )
 
-// progress is how many bytes of a body must arrive within the time of [ReadWithin].
+// progress is how many bytes of a body must arrive within the time given to [ReadWithin].
 const progress = 16 << 10
 
-// Pace is how long a client may take for 16 KiB of a body by default.
+// Pace is the default time in which a client must send 16 KiB of a body.
 const Pace = 10 * time.Second
 
 // ReadWithin reads like [Read], but each 16 KiB of the body, or its end, must arrive within a time.
-// Otherwise it fails with an error that is [os.ErrDeadlineExceeded]. So a client that sends single
-// bytes cannot occupy memory or a connection.
+// Otherwise it fails with an error that is [os.ErrDeadlineExceeded]. So a client that sends a few
+// bytes at a time cannot occupy memory and a connection for long.
 //
-// The time is checked when bytes arrive. Caddy's read_idle_timeout ends a client that sends nothing:
-// it sets a new deadline before each read of a body, by default one minute.
+// The time is checked only when bytes arrive. A client that sends nothing is ended by Caddy's
+// read_idle_timeout, which sets a new deadline before each read of a body, by default one minute.
 func ReadWithin(r *http.Request, limit int64, within time.Duration) ([]byte, error) {
 	return read(r, limit, pace{within: within})
 }
 
-// Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and discards it. A
-// client that sends everything before it reads can then get the response.
+// Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and discards it.
+// A client that sends everything before it reads can then get the response.
 func Skip(r *http.Request, limit int64, within time.Duration) {
 	if r.Body != nil {
 		_, _ = io.CopyN(io.Discard, &pacedBody{r.Body, pace{within: within}}, limit)
@@ -64,8 +64,8 @@ func (a *pace) read(body io.Reader, p []byte) (int, error) {
 	return n, err
 }
 
-// Abandon says that the body of a request will not be read. The server discards it before it responds
-// or reads the next request, and waits at most within for it.
+// Abandon limits how long the server waits for the body of a request that no handler will read. The
+// server discards such a body before it responds or reads the next request.
 func Abandon(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if r.Body != nil && r.Body != http.NoBody {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // some writers do not support it

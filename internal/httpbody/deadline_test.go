@@ -37,9 +37,10 @@ func TestReadWithin(t *testing.T) {
 		{"slowly, in parts of 16 KiB", slowReader{strings.NewReader(text), 10 * time.Second}, size, false},
 		{"byte by byte, fast enough", slowReader{iotest.OneByteReader(strings.NewReader(text)), time.Millisecond}, size,
 			false},
-		{"a byte now and then", slowReader{iotest.OneByteReader(strings.NewReader(text)), 20 * time.Second}, 2, true},
-		{"a little, late", slowReader{iotest.OneByteReader(strings.NewReader(text)), time.Minute}, 1, true},
-		{"the end of it, late", io.MultiReader(strings.NewReader("x"), slowReader{strings.NewReader(""), time.Minute}), 1,
+		{"byte by byte, too slowly", slowReader{iotest.OneByteReader(strings.NewReader(text)), 20 * time.Second}, 2, true},
+		{"the first byte too late", slowReader{iotest.OneByteReader(strings.NewReader(text)), time.Minute}, 1, true},
+		{"the end of the body late",
+			io.MultiReader(strings.NewReader("x"), slowReader{strings.NewReader(""), time.Minute}), 1,
 			false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

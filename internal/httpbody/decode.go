@@ -10,7 +10,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// opener returns a function that opens a body with a Content-Encoding; nil if the encoding is unknown.
+// opener returns a function that opens a body with a Content-Encoding; nil if the encoding is
+// unknown.
 func opener(encoding string) func(io.Reader) (io.ReadCloser, error) {
 	switch strings.ToLower(strings.TrimSpace(encoding)) {
 	case "gzip", "x-gzip":
@@ -19,7 +20,7 @@ func opener(encoding string) func(io.Reader) (io.ReadCloser, error) {
 		return func(r io.Reader) (io.ReadCloser, error) { return io.NopCloser(brotli.NewReader(r)), nil }
 	case "zstd":
 		return func(r io.Reader) (io.ReadCloser, error) {
-			// Only the caller's goroutine, and no larger window than browsers allow.
+			// Decode in the caller's goroutine, with no larger window than browsers allow.
 			d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20))
 			if err != nil {
 				return nil, err
@@ -41,8 +42,9 @@ func NewReader(encoding string, r io.Reader) (io.ReadCloser, error) {
 
 // A Decoder decodes a body as it is written.
 //
-// Decoders read, while a response is written. So the reader is a coroutine that is resumed with each
-// write and runs until it needs more. It runs only during Write, Close and Stop.
+// The decoding readers pull their input, but a response is pushed. So the reader is a coroutine
+// that each write resumes and that runs until it needs more input. It runs only during Write, Close
+// and Stop.
 type Decoder struct {
 	in     []byte // written, but not read yet
 	begun  bool
@@ -54,8 +56,8 @@ type Decoder struct {
 	yield  func(struct{}) bool
 }
 
-// NewDecoder returns a Decoder that writes to dst; nil if the encoding is unknown. It must be closed
-// or stopped.
+// NewDecoder returns a Decoder that writes to dst; nil if the encoding is unknown. It must be
+// closed or stopped.
 func NewDecoder(encoding string, dst io.Writer) *Decoder {
 	open := opener(encoding)
 	if open == nil {

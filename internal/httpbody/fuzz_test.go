@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A body that is written in pieces is decoded like one that is read at once: to the same text, and
-// with or without an error. For gzip, the text is that of compress/gzip.
+// A body that is written in pieces is decoded to the same text as one that is read at once, and
+// fails if that fails. For gzip, the text equals that of compress/gzip.
 func FuzzDecoder(f *testing.F) {
 	encodings := []string{"gzip", "br", "zstd"}
 	for _, text := range []string{"", "a", strings.Repeat("some text, ", 30), `{"jsonrpc":"2.0","id":1,"result":{}}`} {
@@ -27,7 +27,7 @@ func FuzzDecoder(f *testing.F) {
 	}
 	// A header that gzip refuses.
 	f.Add([]byte("\x1f\x8b\x07"), uint8(0), uint8(0))
-	const most = 1 << 20 // a few bytes can become very many
+	const most = 1 << 20 // a few bytes can decode to very many
 	f.Fuzz(func(t *testing.T, body []byte, which, size uint8) {
 		encoding := encodings[int(which)%len(encodings)]
 		r, err := NewReader(encoding, bytes.NewReader(body))
@@ -89,12 +89,12 @@ func FuzzTypeOf(f *testing.F) {
 			want = JSON
 		}
 		if got != want {
-			t.Fatalf("%q is %d, and %q to others", contentType, got, media)
+			t.Fatalf("%q is %d, but %q for package mime", contentType, got, media)
 		}
 	})
 }
 
-// A body is read up to the limit, whatever its announced length, and one byte more if it is longer.
+// A body is read up to the limit, and one byte more if it is longer, for any announced length.
 func FuzzRead(f *testing.F) {
 	f.Add(uint16(0), int64(-1), uint16(10), uint8(3))
 	f.Add(uint16(5000), int64(1<<62), uint16(4999), uint8(0))

@@ -9,22 +9,24 @@ import (
 	"time"
 )
 
-// A Held is a body in pooled memory. Transports may still read a request after its response is
-// complete, so its readers fail once the body is released.
+// A Held is a body in pooled memory. A transport may still read a request after its response is
+// complete, so the readers of a Held fail once it is released.
 type Held struct {
 	mu       sync.Mutex
 	raw      []byte
 	released bool
 }
 
-// ErrNoRoom says that there is no memory for a body.
+// ErrNoRoom is the error of [Hold] if it gets no memory for a body.
 var ErrNoRoom = errors.New("no memory left for the body")
 
 // Hold reads a body of at most limit bytes, or one byte more if it is longer, at the pace of
 // [ReadWithin]. length is the announced length; -1 for none. Memory for all of it is allocated only
-// after some of it has arrived. Hold calls take before it allocates memory, and with a negative number
-// when it frees some before the body is released. If take returns false, Hold fails with [ErrNoRoom].
-// What has been read is held in any case.
+// after some of it has arrived.
+//
+// Hold calls take before it allocates memory, and with a negative number when it frees some of it
+// again. If take returns false, Hold fails with [ErrNoRoom]. Even then it returns a Held, with the
+// bytes read so far.
 func Hold(body io.Reader, length, limit int64, within time.Duration, take func(bytes int64) bool) (*Held, error) {
 	announced := announcedSize(length, limit)
 	trusted := min(announced, max(smallBuffer, min(announced/16, 1<<20)))
@@ -45,8 +47,8 @@ func Hold(body io.Reader, length, limit int64, within time.Duration, take func(b
 // Bytes returns the body. It is valid until the body is released.
 func (h *Held) Bytes() []byte { return h.raw }
 
-// Reader wraps r, which reads from the body. Once the body is released, the Reader fails like a closed
-// body.
+// Reader wraps r, which reads from the body. Once the body is released, the Reader fails like a
+// closed body.
 func (h *Held) Reader(r io.Reader) io.Reader { return &heldReader{h, r} }
 
 // Release returns the memory to the pool. Readers may still be in use.
@@ -81,8 +83,8 @@ const smallBuffer = 64 << 10
 // bufferPools are unused buffers, by size.
 var bufferPools [4 * 64]sync.Pool
 
-// bufferClass returns the size of a buffer for n bytes, at most a quarter larger, and its index in bufferPools;
-// -1 if it is not pooled.
+// bufferClass returns the size of a buffer for n bytes, which is at most a quarter more, and its
+// index in bufferPools; -1 if it is not pooled.
 func bufferClass(n int) (size, pool int) {
 	if n <= smallBuffer {
 		return n, -1

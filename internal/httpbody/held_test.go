@@ -31,16 +31,16 @@ func TestHold(t *testing.T) {
 		want          int
 		room          int64 // maximum
 	}{
-		{"of the announced length", 1000, 1000, 2000, 1000, 1001},
-		{"of no announced length", 10_000, -1, 20_000, 10_000, 20_001},
-		{"of the largest length", 2000, -1, 2000, 2000, 2001},
-		{"of many more", 9999, -1, 2000, 2001, 2001},
-		{"of less than is announced", 1000, 1 << 30, 1 << 31, 1000, 1<<20 + 1<<18},
-		{"that is large", 3_000_000, 3_000_000, 1 << 31, 3_000_000, 3_000_000 * 5 / 4},
-		{"that is large and of the largest length", 3_000_000, 3_000_000, 3_000_000, 3_000_000, 3_000_000 * 5 / 4},
-		{"that is larger than the limit", 3_000_000, 3_000_000, 2_000_000, 2_000_001, 2_000_000 * 5 / 4},
-		{"that is large and not announced", 3_000_000, -1, 1 << 31, 3_000_000, 6_000_000 * 5 / 4},
-		{"of nothing", 0, 0, 2000, 0, 1},
+		{"the announced length", 1000, 1000, 2000, 1000, 1001},
+		{"no announced length", 10_000, -1, 20_000, 10_000, 20_001},
+		{"as long as the limit", 2000, -1, 2000, 2000, 2001},
+		{"much longer than the limit", 9999, -1, 2000, 2001, 2001},
+		{"shorter than announced", 1000, 1 << 30, 1 << 31, 1000, 1<<20 + 1<<18},
+		{"large", 3_000_000, 3_000_000, 1 << 31, 3_000_000, 3_000_000 * 5 / 4},
+		{"large and as long as the limit", 3_000_000, 3_000_000, 3_000_000, 3_000_000, 3_000_000 * 5 / 4},
+		{"large and longer than the limit", 3_000_000, 3_000_000, 2_000_000, 2_000_001, 2_000_000 * 5 / 4},
+		{"large and not announced", 3_000_000, -1, 1 << 31, 3_000_000, 6_000_000 * 5 / 4},
+		{"empty", 0, 0, 2000, 0, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.Repeat("x", tt.size)
@@ -52,7 +52,7 @@ func TestHold(t *testing.T) {
 					t.Errorf("%d bytes, %v", len(held.Bytes()), err)
 				}
 				if m.held != int64(cap(held.Bytes())) || m.held > tt.room {
-					t.Errorf("%d bytes are counted, of room for %d", m.held, cap(held.Bytes()))
+					t.Errorf("%d bytes are counted, the capacity is %d", m.held, cap(held.Bytes()))
 				}
 				held.Release()
 			}
@@ -61,7 +61,7 @@ func TestHold(t *testing.T) {
 	broken := errors.New("broken")
 	if held, err := Hold(io.MultiReader(strings.NewReader("{"), iotest.ErrReader(broken)), 5, 10, 0,
 		(&meter{limit: 100}).take); err != broken || string(held.Bytes()) != "{" {
-		t.Errorf("of a broken body: %q, %v", held.Bytes(), err)
+		t.Errorf("a body that fails: %q, %v", held.Bytes(), err)
 	}
 }
 
@@ -75,7 +75,8 @@ func TestHoldWithoutRoom(t *testing.T) {
 			held, err := Hold(body, length, 1<<30, 0, m.take)
 			rest, _ := io.ReadAll(body)
 			if !errors.Is(err, ErrNoRoom) || len(held.Bytes())+len(rest) != len(text) || m.held != int64(cap(held.Bytes())) {
-				t.Errorf("of %d: %d bytes and %d, %v; %d are counted, of room for %d", limit, len(held.Bytes()), len(rest), err,
+				t.Errorf("limit %d: %d bytes and %d left, %v; %d are counted, the capacity is %d",
+					limit, len(held.Bytes()), len(rest), err,
 					m.held, cap(held.Bytes()))
 			}
 		}
@@ -113,7 +114,7 @@ func TestHeldIsReleased(t *testing.T) {
 				}
 			}
 			if len(got) == 0 || !bytes.HasPrefix(text, got) {
-				t.Errorf("read %d bytes, and others", len(got))
+				t.Errorf("read %d bytes, which are not those of the body", len(got))
 			}
 		})
 		<-begun
@@ -134,7 +135,7 @@ func TestBufferClasses(t *testing.T) {
 			t.Fatalf("%d bytes in %d, %d", n, size, pool)
 		}
 		if again, same := bufferClass(size); again != size || same != pool {
-			t.Fatalf("a room of %d bytes has one of %d, %d", size, again, same)
+			t.Fatalf("a buffer of %d bytes has the class of %d, %d", size, again, same)
 		}
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// A MediaType is the type of a body, as far as it matters here.
+// A MediaType is the type of a body, as far as the gateway distinguishes it.
 type MediaType uint8
 
 const (
-	// Other is any other type.
+	// Other is every type but the two below.
 	Other MediaType = iota
 	// JSON is application/json and every type whose name ends with +json.
 	JSON
@@ -39,7 +39,7 @@ func IsUTF8(contentType string) bool {
 		return true
 	}
 	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil { // others may be more lenient
+	if err != nil { // a more lenient parser may find another charset
 		return false
 	}
 	switch strings.ToLower(params["charset"]) {

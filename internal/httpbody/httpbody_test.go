@@ -70,7 +70,7 @@ func TestDropDescription(t *testing.T) {
 		header.Set(name, "x")
 	}
 	if DropDescription(header); len(header) != 1 || header.Get("Content-Type") == "" {
-		t.Errorf("left %v", header)
+		t.Errorf("remaining headers %v", header)
 	}
 	DropDescription(nil)
 }
@@ -139,7 +139,7 @@ func TestDecodingThatEndsEarly(t *testing.T) {
 		d := NewDecoder(encoding, io.Discard)
 		_, _ = d.Write(body[:len(body)/2])
 		if err := d.Close(); err == nil {
-			t.Errorf("%s: half a body was taken for a whole one", encoding)
+			t.Errorf("%s: a truncated body was accepted", encoding)
 		}
 
 		d = NewDecoder(encoding, io.Discard)

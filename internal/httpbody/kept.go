@@ -14,7 +14,7 @@ type keptBody struct {
 
 func (*keptBody) Close() error { return nil }
 
-// Keep returns a GetBody for a request that lets [ReadKept] find its bytes.
+// Keep returns the GetBody of a request with the body raw. It lets [ReadKept] return raw itself.
 func Keep(raw []byte) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
 		body := &keptBody{raw: raw}
@@ -23,9 +23,9 @@ func Keep(raw []byte) func() (io.ReadCloser, error) {
 	}
 }
 
-// ReadKept reads a body like [Read]. If the request keeps the same bytes in memory, see [Keep], it
-// returns those instead of a copy, so they must not be changed. It reads the body in any case, because
-// a handler may have replaced it.
+// ReadKept reads a body like [Read]. If the body has the bytes that the request keeps in memory,
+// see [Keep], it returns those instead of a copy, so they must not be changed. It reads the body in
+// any case, because a handler may have replaced it.
 func ReadKept(r *http.Request, limit int64) ([]byte, error) {
 	known := keptBytes(r)
 	if len(known) == 0 || int64(len(known)) > limit {

@@ -18,11 +18,11 @@ func TestReadKept(t *testing.T) {
 		want       string
 		shared     bool
 	}{
-		{"the same", text, 1 << 20, text, true},
+		{"the same body", text, 1 << 20, text, true},
 		{"shorter", text[:50_000], 1 << 20, text[:50_000], false},
 		{"longer", text + "x", 1 << 20, text + "x", false},
-		{"another from the beginning", "x" + text, 1 << 20, "x" + text, false},
-		{"another at the end", text[:99_999] + "x", 1 << 20, text[:99_999] + "x", false},
+		{"different from the beginning on", "x" + text, 1 << 20, "x" + text, false},
+		{"different at the end", text[:99_999] + "x", 1 << 20, text[:99_999] + "x", false},
 		{"empty", "", 1 << 20, "", false},
 		{"more than the limit", text, 99_999, text, false},
 	} {

@@ -27,8 +27,8 @@ func announcedSize(length, limit int64) int64 {
 	return min(length, limit)
 }
 
-// fill reads a body of at most limit bytes, or one byte more if it is longer. grow copies it to a
-// larger buffer. The first buffer has trusted bytes, the next the announced size.
+// fill reads a body of at most limit bytes, or one byte more if it is longer. grow copies what has
+// been read to a larger buffer. The first buffer has trusted bytes, the next the announced size.
 func fill(
 	body io.Reader, announced, trusted, limit int64, arriving pace, grow func(raw []byte, size int64) ([]byte, error),
 ) (raw []byte, err error) {

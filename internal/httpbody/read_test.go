@@ -15,13 +15,13 @@ func TestRead(t *testing.T) {
 		length, limit int64
 		want          int
 	}{
-		{"of the announced length", 1000, 1000, 2000, 1000},
-		{"of no announced length", 10_000, -1, 20_000, 10_000},
-		{"of the largest length", 2000, -1, 2000, 2000},
-		{"of a byte more", 2001, -1, 2000, 2001},
-		{"of many more", 9999, -1, 2000, 2001},
-		{"of more than is taken on trust", 3 << 20, 3 << 20, 4 << 20, 3 << 20},
-		{"of nothing", 0, 0, 2000, 0},
+		{"the announced length", 1000, 1000, 2000, 1000},
+		{"no announced length", 10_000, -1, 20_000, 10_000},
+		{"as long as the limit", 2000, -1, 2000, 2000},
+		{"a byte longer than the limit", 2001, -1, 2000, 2001},
+		{"much longer than the limit", 9999, -1, 2000, 2001},
+		{"longer than is allocated at once", 3 << 20, 3 << 20, 4 << 20, 3 << 20},
+		{"empty", 0, 0, 2000, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.Repeat("x", tt.size)
@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 	}
 	if got, err := Read(&http.Request{Body: io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)), ContentLength: 5},
 		10); err != io.ErrUnexpectedEOF || len(got) != 0 {
-		t.Errorf("of a broken body: %q, %v", got, err)
+		t.Errorf("a body that fails: %q, %v", got, err)
 	}
 }
 

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A stream is parsed the same in any pieces, and its messages wait in their inboxes.
+// FuzzStream checks that a stream gives the same messages in pieces of any size, and that they
+// reach their inboxes.
 func FuzzStream(f *testing.F) {
 	for _, seed := range []string{
 		"event: endpoint\ndata: /message\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"x\"}\n\n",
@@ -41,7 +42,7 @@ func FuzzStream(f *testing.F) {
 		endpoint, messages, err := read(len(data) + 1)
 		inPieces, messagesInPieces, errInPieces := read(int(size) + 1)
 		if endpoint != inPieces || (err == nil) != (errInPieces == nil) || !slices.Equal(messages, messagesInPieces) {
-			t.Errorf("%q %v %q, and in pieces %q %v %q", endpoint, err, messages, inPieces, errInPieces, messagesInPieces)
+			t.Errorf("whole: %q %v %q, in pieces: %q %v %q", endpoint, err, messages, inPieces, errInPieces, messagesInPieces)
 		}
 	})
 }

@@ -34,7 +34,7 @@ func TestCall(t *testing.T) {
 }
 
 // Messages before the response make it an event stream.
-func TestMessagesBeforeTheAnswer(t *testing.T) {
+func TestMessagesBeforeTheResponse(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	res := c.call("7", "tools/call", `{"_meta":{"progressToken":"token"}}`)
@@ -51,7 +51,7 @@ func TestMessagesBeforeTheAnswer(t *testing.T) {
 	}
 	reply.ends(202, "")
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	res.is(`list_changed`) // there is no better stream
+	res.is(`list_changed`) // the only stream
 	c.at.say(`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}`)
 	res.is(`"id":7,"error"`)
 	res.ends(200, "")
@@ -60,7 +60,7 @@ func TestMessagesBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// Two calls with one id do not get each other's responses.
+// Two calls with the same id do not receive each other's responses.
 func TestEqualIDs(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -77,8 +77,8 @@ func TestEqualIDs(t *testing.T) {
 	one.is(`"one"`)
 }
 
-// A message that does not name its call goes to a GET stream if there are several calls, and to the
-// latest call without a stream. A message about the session goes to the stream in any case.
+// If there are several calls, a message that does not name its call goes to a GET stream, or to the
+// latest call if there is none. A message about the session always goes to the stream.
 func TestRecipients(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -115,7 +115,7 @@ func TestRecipients(t *testing.T) {
 	stream.ends(0, "")
 }
 
-// Messages wait until there is a stream. Pings need no client.
+// Messages wait until the client opens a stream. Pings are answered without a client.
 func TestMessagesWaitForAStream(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -130,8 +130,8 @@ func TestMessagesWaitForAStream(t *testing.T) {
 	stream.ends(200, "context canceled")
 }
 
-// Messages that no stream takes are kept only if they are small.
-func TestLargeMail(t *testing.T) {
+// Without a stream, only small messages are kept.
+func TestLargeMessagesAreNotKept(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	large := `{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{"text":"` + strings.Repeat("x",
@@ -142,8 +142,8 @@ func TestLargeMail(t *testing.T) {
 	}
 }
 
-// A server request that the client does not take is refused.
-func TestRefusedQuestions(t *testing.T) {
+// A server request is refused if the client does not receive it.
+func TestRefusedServerRequests(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	big := strings.Repeat("x", maxMail-100)
@@ -155,7 +155,7 @@ func TestRefusedQuestions(t *testing.T) {
 }
 
 // A server request waits for a stream for a limited time.
-func TestQuestionsWaitForAStream(t *testing.T) {
+func TestServerRequestsWaitForAStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		posts := make(chan string, 1)
 		p := NewPool()
@@ -202,7 +202,7 @@ func TestCancel(t *testing.T) {
 		res.ends(202, "")
 		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`).ends(202, "")
 	})
-	t.Run("by hanging up", func(t *testing.T) {
+	t.Run("by disconnecting", func(t *testing.T) {
 		res := c.call("5", "tools/call", `{}`)
 		call := s.posted()
 		res.cancel()
@@ -230,7 +230,7 @@ func (w *fullWriter) Write(p []byte) (int, error) {
 }
 
 // A response that cannot be written ends with the error of the write.
-func TestResponseNotTaken(t *testing.T) {
+func TestResponseNotWritten(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	serve := func(method, message string) <-chan error {
@@ -251,12 +251,12 @@ func TestResponseNotTaken(t *testing.T) {
 	}
 	const call, log = `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","method":"notifications/message"}`
-	t.Run("an answer", func(t *testing.T) {
+	t.Run("a response", func(t *testing.T) {
 		served := serve(http.MethodPost, call)
 		c.at.say(`{"jsonrpc":"2.0","id":` + string(s.posted().ID) + `,"result":{"text":"more than there is room for"}}`)
 		ends(t, served)
 	})
-	t.Run("a message before it", func(t *testing.T) {
+	t.Run("a message before the response", func(t *testing.T) {
 		served := serve(http.MethodPost, call)
 		id := s.posted().ID
 		c.at.say(log)
@@ -272,7 +272,7 @@ func TestResponseNotTaken(t *testing.T) {
 	})
 }
 
-// A floodedWriter accepts everything, and makes the server send more each time.
+// A floodedWriter accepts everything. Each write makes the server send more.
 type floodedWriter struct {
 	fullWriter
 	more func()
@@ -283,7 +283,7 @@ func (w *floodedWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A server that never stops sending does not keep a request whose client has disconnected.
+// The request of a disconnected client ends, even if the server never stops sending.
 func TestFlood(t *testing.T) {
 	for _, method := range []string{http.MethodPost, http.MethodGet} {
 		t.Run(method, func(t *testing.T) {
@@ -318,14 +318,14 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// The end of the stream ends calls at once. The session is unknown afterwards.
+// The end of the stream ends calls at once. After that, the session is unknown.
 func TestEndOfStream(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	res := c.call("1", "tools/call", `{}`)
 	s.posted()
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"log"}}`)
-	res.is("log") // it is accepted
+	res.is("log") // the call was accepted
 	close(c.at.send)
 	res.ends(200, "MCP server old is unavailable: connection lost: the MCP server has closed its event stream")
 	next := c.call("2", "tools/call", `{}`)
@@ -336,7 +336,7 @@ func TestEndOfStream(t *testing.T) {
 	}
 }
 
-// A server that does not know the session has not executed the request.
+// A request that was refused because of an unknown session was not executed.
 func TestLostSession(t *testing.T) {
 	s := newServer(t)
 	s.refuse = func(w http.ResponseWriter) bool { http.Error(w, "Session not found", http.StatusNotFound); return true }
@@ -373,7 +373,7 @@ func TestDelete(t *testing.T) {
 func TestSessionOfAnotherServer(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
-	c.pool.sessions[c.session].up.Server = "another"
+	c.pool.sessions[c.session].upstream.Server = "another"
 	c.call("1", "tools/call", `{}`).ends(404, "")
 }
 
@@ -386,7 +386,7 @@ func TestPoolEnds(t *testing.T) {
 	p.Keep(func(string) bool { return true })
 	stream := two.do(http.MethodGet, "")
 	next(t, stream.begun)
-	three := newClient(t, p, s) // the other one is not idle
+	three := newClient(t, p, s) // the other session is not idle
 	p.End(three.session)
 	next(t, three.at.closed)
 	p.Keep(func(server string) bool { return server != "id" })
@@ -400,14 +400,14 @@ func TestPoolEnds(t *testing.T) {
 	}
 }
 
-func TestHostileStreams(t *testing.T) {
+func TestInvalidStreams(t *testing.T) {
 	for name, tt := range map[string]struct {
 		first, want string
 	}{
 		"another host":    {"event: endpoint\ndata: http://elsewhere.test/message\n\n", errEndpointHost.Error()},
 		"no scheme":       {"event: endpoint\ndata: //elsewhere.test/message\n\n", errEndpointHost.Error()},
 		"another scheme":  {"event: endpoint\ndata: file:///etc/passwd\n\n", errEndpointInvalid.Error()},
-		"no address":      {"event: endpoint\ndata: :\n\n", errEndpointInvalid.Error()},
+		"not a URL":       {"event: endpoint\ndata: :\n\n", errEndpointInvalid.Error()},
 		"empty":           {"event: endpoint\ndata:\n\n", errEndpointInvalid.Error()},
 		"an endless line": {"event: endpoint\ndata: " + strings.Repeat("x", maxEndpoint+1), ErrNotSupported.Error()},
 	} {
@@ -415,7 +415,7 @@ func TestHostileStreams(t *testing.T) {
 			s := newServer(t)
 			s.first = tt.first
 			if _, err := openPool(t).Open(t.Context(), s.upstream()); fmt.Sprint(err) != tt.want {
-				t.Errorf("%v, want %s", err, tt.want)
+				t.Errorf("got %v, want %s", err, tt.want)
 			}
 			next(t, next(t, s.opened).closed)
 		})
@@ -459,7 +459,8 @@ func TestHostileStreams(t *testing.T) {
 	})
 }
 
-// A server that responds otherwise does not use HTTP+SSE, unless its status has another reason.
+// A server that responds in another way does not support HTTP+SSE, unless its status has another
+// cause.
 func TestNotSupported(t *testing.T) {
 	for name, tt := range map[string]struct {
 		answer http.HandlerFunc
@@ -468,7 +469,7 @@ func TestNotSupported(t *testing.T) {
 		"not found": {http.NotFound, true},
 		"JSON": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/json") },
 			true},
-		"no events": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/event-stream") },
+		"no event": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/event-stream") },
 			true},
 		"unauthorized": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }, false},
 		"down":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, false},
@@ -478,30 +479,30 @@ func TestNotSupported(t *testing.T) {
 			u.Serve = func(w http.ResponseWriter, r *http.Request) error {
 				tt.answer(w, r)
 				if _, err := io.WriteString(w, ""); err != nil {
-					t.Errorf("broken off: %v", err) // reverse_proxy would log it
+					t.Errorf("aborted: %v", err) // reverse_proxy would log it
 				}
 				return nil
 			}
 			if _, err := openPool(t).Open(t.Context(), u); err == nil || errors.Is(err, ErrNotSupported) != tt.want {
-				t.Errorf("%v", err)
+				t.Errorf("got %v", err)
 			}
 		})
 	}
 }
 
-// A response that is not a stream is aborted if it is long, or does not end.
-func TestPages(t *testing.T) {
+// A response that is not a stream is aborted if it is long or does not end.
+func TestOtherResponses(t *testing.T) {
 	u := newServer(t).upstream()
 	u.Serve = func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusNotFound)
-		if _, err := w.Write(make([]byte, maxPage)); err != nil {
-			t.Errorf("broken off: %v", err)
+		if _, err := w.Write(make([]byte, maxRefusedBody)); err != nil {
+			t.Errorf("aborted: %v", err)
 		}
 		_, err := w.Write(make([]byte, 1))
 		return err
 	}
 	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSupported) {
-		t.Errorf("a long page: %v", err)
+		t.Errorf("long page: %v", err)
 	}
 	u.Serve = func(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNotFound)
@@ -509,7 +510,7 @@ func TestPages(t *testing.T) {
 		return nil
 	}
 	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSupported) {
-		t.Errorf("a page without an end: %v", err)
+		t.Errorf("endless page: %v", err)
 	}
 }
 
@@ -550,9 +551,9 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 		}
 		return m
 	}
-	const size, fit = 10 << 20, 3 // in half of the 64 MiB of TestMain
+	const size, fit = 10 << 20, 3 // fit in half of the 64 MiB that TestMain sets
 	answered := func() (*call, letter) {
-		c := s.begin(read(`{"jsonrpc":"2.0","id":"theirs","method":"tools/call"}`))
+		c := s.addCall(read(`{"jsonrpc":"2.0","id":"theirs","method":"tools/call"}`))
 		s.deliverResponse(read(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":%q}`, c.number, strings.Repeat("x", size))))
 		l, _, _ := c.mail.Take()
 		return c, l
@@ -567,14 +568,14 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 	}
 	c, l := answered()
 	if l.failure == nil || l.failure.Status != http.StatusServiceUnavailable {
-		t.Errorf("one more: %d bytes, %v", len(l.message), l.failure)
+		t.Errorf("one response too many: %d bytes, %v", len(l.message), l.failure)
 	}
 	for _, c := range append(calls, c) {
-		s.forget(c)
+		s.discardCall(c)
 	}
 	if c, l = answered(); l.failure != nil {
-		t.Errorf("after they were read: %v", l.failure)
+		t.Errorf("after the responses were read: %v", l.failure)
 	}
-	s.forget(c)
+	s.discardCall(c)
 	s.end(nil)
 }

@@ -118,7 +118,7 @@ func next[T any](t *testing.T, from <-chan T) (value T) {
 	select {
 	case value = <-from:
 	case <-time.After(await.Patience):
-		t.Fatal("waited in vain")
+		t.Fatal("timeout")
 	}
 	return value
 }
@@ -137,7 +137,7 @@ func (s *server) upstream() Upstream {
 	}
 }
 
-// pass is a reverse proxy.
+// pass acts as a reverse proxy.
 func (s *server) pass(w http.ResponseWriter, r *http.Request) error {
 	out := r.Clone(r.Context())
 	out.RequestURI, out.URL.Scheme, out.URL.Host = "", s.url.Scheme, s.url.Host
@@ -198,7 +198,7 @@ func openPoolWith(t *testing.T, limits quota.Limits, ttl time.Duration) *Pool {
 	return p
 }
 
-// A response is the response to a request, as it arrives.
+// A response is read while it arrives.
 type response struct {
 	t      *testing.T
 	cancel context.CancelFunc
@@ -265,7 +265,7 @@ func (w *pipeWriter) WriteHeader(status int) {
 	}
 }
 
-// is waits for a message that contains a text.
+// is waits for a message and checks that it contains a text.
 func (r *response) is(part string) {
 	r.t.Helper()
 	if line := next(r.t, r.lines); !strings.Contains(line, part) {
@@ -273,7 +273,7 @@ func (r *response) is(part string) {
 	}
 }
 
-// ends waits for the end, with a status and an error.
+// ends waits for the end of the response and checks its status and error.
 func (r *response) ends(status int, failure string) {
 	r.t.Helper()
 	next(r.t, r.done)

@@ -45,7 +45,7 @@ func newPool(limits quota.Limits, ttl time.Duration) *Pool {
 	return p
 }
 
-// An Upstream is how to reach a server.
+// An Upstream describes how to reach a server.
 type Upstream struct {
 	Server string // equal for two configurations of the same server
 	Name   string // name of the server, in errors
@@ -88,9 +88,9 @@ func (p *Pool) Open(ctx context.Context, u Upstream) (id string, err error) {
 		return "", errStopped
 	}
 	select {
-	case <-s.named:
-	case <-s.life.Done():
-		return "", context.Cause(s.life)
+	case <-s.endpointKnown:
+	case <-s.ctx.Done():
+		return "", context.Cause(s.ctx)
 	case <-ctx.Done():
 		s.end(context.Cause(ctx))
 		return "", context.Cause(ctx)
@@ -124,7 +124,7 @@ func (p *Pool) start(s *session) bool {
 	return true
 }
 
-// remove forgets a session that has ended.
+// remove removes a session that has ended, and its messages.
 func (p *Pool) remove(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,13 +133,13 @@ func (p *Pool) remove(s *session) {
 	s.mail.Discard()
 }
 
-// acquire returns the session with an id, and keeps it in use until it is released. It returns nil if the
-// server has no such session.
+// acquire returns the session with an id, and keeps it in use until it is released. It returns nil
+// if the server has no such session.
 func (p *Pool) acquire(id, server string) *session {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.sessions[id]
-	if s == nil || s.up.Server != server || s.life.Err() != nil {
+	if s == nil || s.upstream.Server != server || s.ctx.Err() != nil {
 		return nil
 	}
 	p.idle.Remove(id)
@@ -152,10 +152,10 @@ func (p *Pool) release(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s.using--
-	if s.using > 0 || s.life.Err() != nil {
+	if s.using > 0 || s.ctx.Err() != nil {
 		return
 	}
-	if !p.idle.Put(s.up.Owner, s.id, s, 0) {
+	if !p.idle.Put(s.upstream.Owner, s.id, s, 0) {
 		s.end(errStopped)
 	}
 	if p.sweeping == nil && !p.closed {
@@ -180,7 +180,7 @@ func (p *Pool) Keep(exists func(server string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s := range maps.Values(p.sessions) {
-		if !exists(s.up.Server) {
+		if !exists(s.upstream.Server) {
 			s.end(errStopped)
 		}
 	}
@@ -202,9 +202,9 @@ func (p *Pool) Close() {
 	p.running.Wait()
 }
 
-// Serve serves a request of Streamable HTTP in its session. r goes to the server unchanged, except for
-// its message and its URL. An error is one of up.Serve, a [jsonrpc.Failure], or the cause of the end
-// of r's context.
+// Serve serves a request of Streamable HTTP in its session. r goes to the server unchanged, except
+// for its message and its URL. An error is one of up.Serve, a [jsonrpc.Failure], or the cause of
+// the end of r's context.
 func (p *Pool) Serve(w http.ResponseWriter, r *http.Request, up Upstream) error {
 	s := p.acquire(r.Header.Get(mcp.SessionHeader), up.Server)
 	if s != nil {

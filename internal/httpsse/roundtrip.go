@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// An roundTrip is a request of Streamable HTTP in a session, with its response.
+// A roundTrip is a request of Streamable HTTP in a session, with its response.
 type roundTrip struct {
 	session *session
 	w       http.ResponseWriter
@@ -47,21 +47,21 @@ func (x *roundTrip) fail(f *jsonrpc.Failure) {
 // call posts a request, and responds with the messages for it on the stream of the server.
 func (x *roundTrip) call() error {
 	s := x.session
-	c := s.begin(&x.message)
+	c := s.addCall(&x.message)
 	if c == nil {
 		return jsonrpc.Busy()
 	}
-	defer s.forget(c)
+	defer s.discardCall(c)
 	out := streamable.NewWriter(x.w, x.r.Header)
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	// The response may come before the server has accepted the POST, and other messages must not wait
-	// for that.
-	taken, done := make(chan postResult, 1), make(chan struct{})
+	// The response may come before the server has accepted the POST, and other messages must not
+	// wait for that.
+	posted, done := make(chan postResult, 1), make(chan struct{})
 	post := x.prepare(ctx, c.message())
 	go func() {
 		defer close(done)
-		taken <- x.post(post)
+		posted <- x.post(post)
 	}()
 	defer func() {
 		defer time.AfterFunc(postLinger, cancel).Stop()
@@ -70,23 +70,23 @@ func (x *roundTrip) call() error {
 	for {
 		select {
 		case <-c.mail.More():
-		case p := <-taken:
-			taken = nil
+		case p := <-posted:
+			posted = nil
 			if p.err != nil || !p.accepted() {
 				return x.postRefused(c, out, p)
 			}
 			continue
-		case <-s.life.Done():
-			return x.sessionEnded(c, out, taken)
+		case <-s.ctx.Done():
+			return x.sessionEnded(c, out, posted)
 		case <-ctx.Done():
-			if s.forget(c) {
+			if s.discardCall(c) {
 				s.cancel(c)
 			}
 			cancel()
 			return context.Cause(x.r.Context())
 		}
 		if done, err := x.deliver(c, out); done {
-			if err != nil && s.forget(c) {
+			if err != nil && s.discardCall(c) {
 				s.cancel(c)
 			}
 			return err
@@ -97,9 +97,9 @@ func (x *roundTrip) call() error {
 // postLinger is how long a POST may take after the response to its message.
 const postLinger = time.Second
 
-// deliver sends the messages for a call to the client. It reports whether the call is over: it has its
-// response, writing failed, or the client has disconnected. It checks for the latter before each
-// message, because a fast server could keep it busy forever.
+// deliver sends the messages for a call to the client. It reports whether the call is over: it has
+// its response, writing failed, or the client has disconnected. It checks for the latter before
+// each message, because a fast server could keep it busy forever.
 func (x *roundTrip) deliver(c *call, out *streamable.Writer) (done bool, err error) {
 	for {
 		if err := context.Cause(x.r.Context()); err != nil {
@@ -111,7 +111,7 @@ func (x *roundTrip) deliver(c *call, out *streamable.Writer) (done bool, err err
 			return false, nil
 		case l.failure != nil:
 			return true, l.failure
-		case l.message == nil: // the client has cancelled the call
+		case l.message == nil: // the client has canceled the call
 			if !out.IsStreaming() {
 				x.w.WriteHeader(http.StatusAccepted)
 			}
@@ -119,8 +119,8 @@ func (x *roundTrip) deliver(c *call, out *streamable.Writer) (done bool, err err
 		case last:
 			out.Answer(http.StatusOK, &streamable.Event{Type: "message", Data: l.message})
 			return true, out.Err()
-		case !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil:
-			x.session.refuse(l.question, "the client takes no event stream, or has left")
+		case !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.serverRequestID != nil:
+			x.session.refuse(l.serverRequestID, "the client does not accept event streams, or has left")
 		}
 		if err := out.Err(); err != nil {
 			return true, err
@@ -128,14 +128,14 @@ func (x *roundTrip) deliver(c *call, out *streamable.Writer) (done bool, err err
 	}
 }
 
-// sessionEnded ends a call because the session has ended. If the server has not accepted the POST yet, it may
-// be about to refuse it, and the client can repeat it in another session.
-func (x *roundTrip) sessionEnded(c *call, out *streamable.Writer, taken <-chan postResult) error {
-	if taken != nil {
+// sessionEnded ends a call because the session has ended. If the server has not accepted the POST
+// yet, it may be about to refuse it, and the client can repeat it in another session.
+func (x *roundTrip) sessionEnded(c *call, out *streamable.Writer, posted <-chan postResult) error {
+	if posted != nil {
 		timer := time.NewTimer(postLinger)
 		defer timer.Stop()
 		select {
-		case p := <-taken:
+		case p := <-posted:
 			if p.err == nil && !p.accepted() {
 				return x.postRefused(c, out, p)
 			}
@@ -157,7 +157,7 @@ func (x *roundTrip) postRefused(c *call, out *streamable.Writer, p postResult) e
 	case p.err != nil:
 		return p.err
 	case out.IsStreaming():
-		return jsonrpc.HTTPError(x.session.up.Name, p.status)
+		return jsonrpc.HTTPError(x.session.upstream.Name, p.status)
 	}
 	x.forwardResponse(p)
 	return nil
@@ -168,8 +168,8 @@ func (x *roundTrip) postMessage() error {
 	message := x.message.Raw
 	if x.message.Is(jsonrpc.Method, "notifications/cancelled") {
 		c := x.session.callByClientID(x.message.Literal(jsonrpc.RequestID))
-		if c == nil || !x.session.remove(c) {
-			x.w.WriteHeader(http.StatusAccepted) // it has its response already
+		if c == nil || !x.session.removeCall(c) {
+			x.w.WriteHeader(http.StatusAccepted) // the call has its response already
 			return nil
 		}
 		c.mail.End(letter{}) // without a response
@@ -189,7 +189,7 @@ func (x *roundTrip) postMessage() error {
 
 // listen sends messages that belong to no call, until the stream or the session ends.
 func (x *roundTrip) listen() error {
-	s, ctx := x.session, x.r.Context()
+	s, reqCtx := x.session, x.r.Context()
 	out := streamable.NewWriter(x.w, x.r.Header)
 	if !out.AcceptsStream() {
 		return jsonrpc.MethodNotAllowed("POST", "DELETE")
@@ -197,8 +197,8 @@ func (x *roundTrip) listen() error {
 	s.mail.Join()
 	defer func() {
 		for _, l := range s.mail.Leave() {
-			if l.question != nil {
-				s.refuse(l.question, "the client has left")
+			if l.serverRequestID != nil {
+				s.refuse(l.serverRequestID, "the client has left")
 			}
 		}
 	}()
@@ -206,15 +206,15 @@ func (x *roundTrip) listen() error {
 	for {
 		select {
 		case <-s.mail.More():
-		case <-s.life.Done():
+		case <-s.ctx.Done():
 			return nil
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		case <-reqCtx.Done():
+			return context.Cause(reqCtx)
 		}
 		// One message at a time, so a fast server does not hide that the client has disconnected.
 		l, ok, _ := s.mail.Take()
-		if ok && !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
-			s.refuse(l.question, "the client has left")
+		if ok && !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.serverRequestID != nil {
+			s.refuse(l.serverRequestID, "the client has left")
 		}
 		if err := out.Err(); err != nil {
 			return err
@@ -248,8 +248,8 @@ func (x *roundTrip) post(r *http.Request) (p postResult) {
 	return p
 }
 
-// forwardResponse forwards the response of the server. A server that does not know the endpoint has lost the
-// session.
+// forwardResponse forwards the response of the server. A server that does not know the endpoint has
+// lost the session.
 func (x *roundTrip) forwardResponse(p postResult) {
 	if p.status == http.StatusNotFound || p.status == http.StatusGone {
 		p.status = http.StatusNotFound
@@ -263,14 +263,14 @@ func (x *roundTrip) forwardResponse(p postResult) {
 	_, _ = x.w.Write(p.body)
 }
 
-// A responseRecorder records the response to a posted message. It is usually empty.
+// A responseRecorder records the response to a posted message, which is usually empty.
 type responseRecorder struct {
 	header http.Header
 	status int
 	body   []byte
 }
 
-// maxReply is how many bytes of it are forwarded.
+// maxReply is how many bytes of such a response are forwarded.
 const maxReply = 64 << 10
 
 func (w *responseRecorder) Header() http.Header { return w.header }

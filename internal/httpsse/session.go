@@ -21,16 +21,16 @@ import (
 
 // A session is one event stream of a server, for one client.
 type session struct {
-	id    string
-	using int // requests in progress; guarded by Pool.mu
-	pool  *Pool
-	up    Upstream
+	id       string
+	using    int // requests in progress; guarded by Pool.mu
+	pool     *Pool
+	upstream Upstream
 
-	life     context.Context // done when the session has ended; its cause is the reason
-	end      context.CancelCauseFunc
-	opening  *http.Request // request that opened the stream; handlers may have changed its host
-	endpoint *url.URL      // written before named is closed
-	named    chan struct{} // closed when the endpoint is known
+	ctx           context.Context // done when the session has ended; its cause is the reason
+	end           context.CancelCauseFunc
+	opening       *http.Request // request that opened the stream; handlers may have changed its host
+	endpoint      *url.URL      // written before endpointKnown is closed
+	endpointKnown chan struct{} // closed when the endpoint is known
 
 	mail    *inbox        // messages that belong to no call, for GET streams
 	sending chan struct{} // one token for each message that is being sent in the background
@@ -59,9 +59,9 @@ type call struct {
 
 // A letter is a message of a server for the client.
 type letter struct {
-	message  []byte // nil if the client has canceled the call, or it has failed
-	failure  *jsonrpc.Failure
-	question []byte // id of a server request
+	message         []byte // nil if the client has canceled the call, or it has failed
+	failure         *jsonrpc.Failure
+	serverRequestID []byte // id of a server request
 }
 
 // Len implements [mailbox.Letter].
@@ -72,10 +72,10 @@ type inbox = mailbox.Box[letter]
 
 func newSession(p *Pool, u Upstream) *session {
 	s := &session{
-		pool: p, up: u, named: make(chan struct{}), calls: map[uint64]*call{},
+		pool: p, upstream: u, endpointKnown: make(chan struct{}), calls: map[uint64]*call{},
 		mail: mailbox.NewUnread[letter](u.Owner, maxMail), sending: make(chan struct{}, maxSending),
 	}
-	s.life, s.end = context.WithCancelCause(context.Background())
+	s.ctx, s.end = context.WithCancelCause(context.Background())
 	return s
 }
 
@@ -83,10 +83,10 @@ func newSession(p *Pool, u Upstream) *session {
 func (s *session) read() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	defer context.AfterFunc(s.life, cancel)()
-	s.opening = s.up.Request(ctx)
+	defer context.AfterFunc(s.ctx, cancel)()
+	s.opening = s.upstream.Request(ctx)
 	w := &stream{session: s, header: http.Header{}}
-	err := s.up.Serve(w, s.opening)
+	err := s.upstream.Serve(w, s.opening)
 	switch {
 	case w.refusal != nil:
 		err = w.refusal
@@ -100,11 +100,11 @@ func (s *session) read() {
 
 // failure returns the failure of calls in an ended session.
 func (s *session) failure() *jsonrpc.Failure {
-	cause := context.Cause(s.life)
+	cause := context.Cause(s.ctx)
 	if failure, ok := errors.AsType[*jsonrpc.Failure](cause); ok {
 		return failure
 	}
-	failure := jsonrpc.ConnectError(s.up.Name, jsonrpc.CauseLost)
+	failure := jsonrpc.ConnectError(s.upstream.Name, jsonrpc.CauseLost)
 	failure.Message += ": " + cause.Error()
 	failure.Err = cause
 	return failure
@@ -126,7 +126,7 @@ func (s *session) receive(m *jsonrpc.Message) {
 
 // deliverResponse delivers a response to the call that waits for it, and ends the call.
 func (s *session) deliverResponse(m *jsonrpc.Message) {
-	if c := s.callByNumber(m.Literal(jsonrpc.ID)); c != nil && m.IsResponse() && s.remove(c) {
+	if c := s.callByNumber(m.Literal(jsonrpc.ID)); c != nil && m.IsResponse() && s.removeCall(c) {
 		id := c.request.Literal(jsonrpc.ID)
 		if !c.mail.End(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, id))}) {
 			c.mail.End(letter{failure: jsonrpc.TooMuchUnread()})
@@ -134,13 +134,13 @@ func (s *session) deliverResponse(m *jsonrpc.Message) {
 	}
 }
 
-// forwardNotification forwards a notification. It is lost if there is no room, and progress is lost if the client
-// did not ask for it.
+// forwardNotification forwards a notification. It drops the notification if there is no room, and
+// progress that the client has not requested.
 func (s *session) forwardNotification(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method != "notifications/progress" {
-		ofSession := method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")
-		s.recipient(ofSession).Put(letter{message: m.Raw})
+		aboutSession := method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")
+		s.recipient(aboutSession).Put(letter{message: m.Raw})
 		return
 	}
 	if c := s.callByNumber(m.Literal(jsonrpc.Progress)); c != nil && c.request.Has(jsonrpc.ProgressToken) {
@@ -149,18 +149,19 @@ func (s *session) forwardNotification(m *jsonrpc.Message) {
 	}
 }
 
-// forwardRequest forwards a server request to the client. If that fails, it responds with an error, so the server
-// does not wait.
+// forwardRequest forwards a server request to the client. If that fails, it responds with an error,
+// so the server does not wait.
 func (s *session) forwardRequest(m *jsonrpc.Message) {
 	inbox, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // the id outlives the message
-	if !inbox.Put(letter{message: m.Raw, question: id}) {
-		s.refuse(id, "the client does not read, or has left")
+	if !inbox.Put(letter{message: m.Raw, serverRequestID: id}) {
+		s.refuse(id, "the client is not reading its stream, or has left")
 		return
 	}
 	if inbox == s.mail {
 		time.AfterFunc(requestWait, func() {
-			if inbox.Withdraw(func(l letter) bool { return l.question != nil && bytes.Equal(l.question, id) }) {
-				s.refuse(id, "the client has no stream open on which it could be asked")
+			isRequest := func(l letter) bool { return l.serverRequestID != nil && bytes.Equal(l.serverRequestID, id) }
+			if inbox.Withdraw(isRequest) {
+				s.refuse(id, "the client has no open stream")
 			}
 		})
 	}
@@ -169,7 +170,7 @@ func (s *session) forwardRequest(m *jsonrpc.Message) {
 // recipient returns the inbox for a message that does not name its call: that of the only call in
 // progress, unless the message is about the whole session. With several calls the right one is
 // unknown, so a GET stream is preferred.
-func (s *session) recipient(ofSession bool) *inbox {
+func (s *session) recipient(aboutSession bool) *inbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var latest *call
@@ -183,7 +184,7 @@ func (s *session) recipient(ofSession bool) *inbox {
 			latest = c
 		}
 	}
-	if latest == nil || (ofSession || working > 1) && s.mail.HasReaders() {
+	if latest == nil || (aboutSession || working > 1) && s.mail.HasReaders() {
 		return s.mail
 	}
 	return latest.mail
@@ -195,15 +196,15 @@ func (c *call) mayGetMessages() bool {
 	return method != "ping" && method != "initialize" && !strings.HasSuffix(method, "/list")
 }
 
-// begin adds a call, and gives it an id for the server. It returns nil if there are too many.
-func (s *session) begin(request *jsonrpc.Message) *call {
+// addCall adds a call, and gives it an id for the server. It returns nil if there are too many.
+func (s *session) addCall(request *jsonrpc.Message) *call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.calls) == maxCalls {
 		return nil
 	}
 	s.lastID++
-	c := &call{number: s.lastID, request: request, mail: mailbox.New[letter](s.up.Owner, maxUnread)}
+	c := &call{number: s.lastID, request: request, mail: mailbox.New[letter](s.upstream.Owner, maxUnread)}
 	s.calls[c.number] = c
 	return c
 }
@@ -213,11 +214,12 @@ func (c *call) message() []byte {
 	return jsonspan.Spliced(c.request.Raw, c.request.ReplaceAll(c.id(), jsonrpc.ID, jsonrpc.ProgressToken)...)
 }
 
-// id returns the id of the call for the server: a number from 1, because some servers take 0 for none.
+// id returns the id of the call for the server: a number from 1, because some servers treat 0 as
+// missing.
 func (c *call) id() []byte { return strconv.AppendUint(nil, c.number, 10) }
 
-// remove removes a call. It reports whether the call was still waiting.
-func (s *session) remove(c *call) bool {
+// removeCall removes a call. It reports whether the call was still waiting.
+func (s *session) removeCall(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	waiting := s.calls[c.number] == c
@@ -225,12 +227,12 @@ func (s *session) remove(c *call) bool {
 	return waiting
 }
 
-// forget removes a call and its messages. It reports whether the call was still waiting.
-func (s *session) forget(c *call) bool {
-	waiting := s.remove(c)
+// discardCall removes a call and its messages. It reports whether the call was still waiting.
+func (s *session) discardCall(c *call) bool {
+	waiting := s.removeCall(c)
 	for _, l := range c.mail.Discard() {
-		if l.question != nil {
-			s.refuse(l.question, "the client has left")
+		if l.serverRequestID != nil {
+			s.refuse(l.serverRequestID, "the client has left")
 		}
 	}
 	return waiting
@@ -279,18 +281,18 @@ func (s *session) sendAsync(message []byte) {
 	}
 	if !s.pool.run(func() {
 		defer func() { <-s.sending }()
-		ctx, cancel := context.WithTimeout(s.life, sendTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, sendTimeout)
 		defer cancel()
-		r := s.up.Request(ctx)
+		r := s.upstream.Request(ctx)
 		streamable.Direct(r, s.endpoint)
 		httpbody.Post(r, message)
-		_ = s.up.Serve(&responseRecorder{header: http.Header{}}, r) // best effort
+		_ = s.upstream.Serve(&responseRecorder{header: http.Header{}}, r) // best effort
 	}) {
 		<-s.sending
 	}
 }
 
-// run runs f in a goroutine, unless the Pool is closed. It reports whether it does.
+// run runs f in a goroutine, unless the Pool is closed. It reports whether it does so.
 func (p *Pool) run(f func()) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,17 +18,17 @@ import (
 
 // A stream is the http.ResponseWriter for the event stream of a session.
 type stream struct {
-	session *session
-	header  http.Header
-	status  int
-	err     error // why reading stopped
-	refusal error // why the response is not a stream
-	page    int   // bytes of such a response
+	session      *session
+	header       http.Header
+	status       int
+	err          error // why reading stopped
+	refusal      error // why the response is refused
+	refusedBytes int   // bytes of such a response
 
-	events sse.Scanner
-	fields sse.Fields
-	data   []byte // of the current event
-	broken bool   // a line of it has ended
+	events    sse.Scanner
+	fields    sse.Fields
+	data      []byte // of the current event
+	lineEnded bool   // a line of it has ended
 }
 
 const (
@@ -38,10 +38,10 @@ const (
 	maxEndpoint = 8 << 10
 	// keptBuffer is the largest buffer that is reused for the next message.
 	keptBuffer = 64 << 10
-	// maxPage and pageTime limit what is read of a response that is not a stream. Aborting it would be
-	// an error in the log of reverse_proxy.
-	maxPage  = 64 << 10
-	pageTime = time.Second
+	// maxRefusedBody and refusedBodyTime limit how much is read of a response that is not a stream.
+	// reverse_proxy would log an error if it was aborted at once.
+	maxRefusedBody  = 64 << 10
+	refusedBodyTime = time.Second
 )
 
 func (w *stream) Header() http.Header { return w.header }
@@ -53,17 +53,17 @@ func (w *stream) WriteHeader(status int) {
 	w.status = status
 	switch {
 	case IsInconclusive(status):
-		w.refuse(jsonrpc.HTTPError(w.session.up.Name, status))
+		w.refuse(jsonrpc.HTTPError(w.session.upstream.Name, status))
 	case status != http.StatusOK, httpbody.Encoding(w.header) != "",
 		httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
 		w.refuse(ErrNotSupported)
 	}
 }
 
-// refuse ends the session at the end of the response, or after pageTime.
+// refuse ends the session at the end of the response, or after refusedBodyTime.
 func (w *stream) refuse(err error) {
 	w.refusal = err
-	time.AfterFunc(pageTime, func() { w.session.end(err) })
+	time.AfterFunc(refusedBodyTime, func() { w.session.end(err) })
 }
 
 // IsInconclusive reports whether a status says nothing about the transport of a server.
@@ -80,13 +80,13 @@ func IsInconclusive(status int) bool {
 func (w *stream) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	if w.refusal != nil {
-		w.page += len(p)
-		if w.page > maxPage {
+		w.refusedBytes += len(p)
+		if w.refusedBytes > maxRefusedBody {
 			w.fail(w.refusal)
 		}
 		return len(p), w.err
 	}
-	w.events.Each(p, w.part)
+	w.events.Each(p, w.addPart)
 	return len(p), w.err
 }
 
@@ -100,22 +100,22 @@ func (w *stream) fail(err error) {
 	}
 }
 
-func (w *stream) part(kind sse.Kind, part []byte) {
+func (w *stream) addPart(kind sse.Kind, part []byte) {
 	if w.err != nil {
 		return
 	}
 	switch kind {
 	case sse.Data:
-		if w.broken && len(w.data) > 0 {
+		if w.lineEnded && len(w.data) > 0 {
 			w.data = append(w.data, '\n')
 		}
-		w.broken = false
+		w.lineEnded = false
 		w.data = append(w.data, part...)
 		if len(w.data) > w.limit() {
 			w.tooLarge()
 		}
 	case sse.Frame:
-		w.broken = true
+		w.lineEnded = true
 		w.fields.Read(part)
 	case sse.Dispatch:
 		w.dispatch()
@@ -140,7 +140,7 @@ func (w *stream) tooLarge() {
 		w.fail(ErrNotSupported)
 		return
 	}
-	w.fail(streamable.TooLarge(w.session.up.Name, maxMessage))
+	w.fail(streamable.TooLarge(w.session.upstream.Name, maxMessage))
 }
 
 // dispatch handles an event. The first endpoint event counts; before it there are no messages.
@@ -148,15 +148,15 @@ func (w *stream) dispatch() {
 	s := w.session
 	switch event := (&streamable.Event{Type: w.fields.Type, Data: w.data}); {
 	case w.fields.Type == "endpoint" && s.endpoint == nil:
-		endpoint, err := s.up.resolve(string(bytes.TrimSpace(w.data)), s.opening.Host)
+		endpoint, err := s.upstream.resolve(string(bytes.TrimSpace(w.data)), s.opening.Host)
 		if err != nil {
-			failure := jsonrpc.InvalidResponse(s.up.Name)
+			failure := jsonrpc.InvalidResponse(s.upstream.Name)
 			failure.Message = err.Error()
 			w.fail(failure)
 			return
 		}
 		s.endpoint, s.opening = endpoint, nil
-		close(s.named)
+		close(s.endpointKnown)
 	case event.HasMessage() && s.endpoint != nil:
 		m := new(jsonrpc.Message)
 		if m.Read(bytes.Clone(w.data)) == nil { // valid messages may follow an invalid one
@@ -170,8 +170,8 @@ var (
 	errEndpointHost    = errors.New("the MCP server announced an endpoint at another host, which is not allowed")
 )
 
-// resolve returns the endpoint that a server has announced. host is the host of the request. Only the
-// path and the query of the URL are used, and a URL at another host is refused.
+// resolve returns the endpoint that a server has announced. host is the host of the request. Only
+// the path and the query of the URL are used, and a URL at another host is refused.
 func (u *Upstream) resolve(address, host string) (*url.URL, error) {
 	ref, err := url.Parse(address)
 	if err != nil || address == "" || ref.Opaque != "" || ref.User != nil {

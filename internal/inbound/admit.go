@@ -47,8 +47,8 @@ func (q *Request) denyUncheckedRate(target mcp.Target, err error) *jsonrpc.Failu
 	return q.denied(failure, target, err)
 }
 
-// Permit decides whether rules allow the message. It is Admit without rate limits, for messages whose
-// target becomes known only after Admit.
+// Permit decides whether rules allow the message. It is Admit without rate limits, for messages
+// whose target becomes known only after Admit.
 func (q *Request) Permit(target mcp.Target) *jsonrpc.Failure {
 	if failure := q.LearnAnnotations(target); failure != nil {
 		return failure
@@ -86,7 +86,7 @@ func (q *Request) DeniedBy(d acl.Decision, failure *jsonrpc.Failure, target mcp.
 func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Failure {
 	q.denial = d
 	q.tally().Denied.Add(1)
-	d.Client, d.Label, d.Address = q.Caller.ShownName(), q.Caller.Label, q.Peer.Address
+	d.Client, d.ClientLabel, d.Address = q.Caller.ShownName(), q.Caller.Label, q.Peer.Address
 	d.Method, d.Code = q.MethodName(), failure.Data.Symbol
 	q.gate.observer.Denied(d)
 	return failure
@@ -99,11 +99,11 @@ func (q *Request) tally() *Tally {
 	return t
 }
 
-// takeTokens charges a message to the rate limits of its client. If a limit is reached, it returns the time
-// to wait. An error says that the limits cannot be checked.
+// takeTokens charges a message to the rate limits of its client. If a limit is reached, it returns
+// the time to wait. It fails if the limits cannot be checked.
 func (q *Request) takeTokens(target mcp.Target, request bool) (wait time.Duration, ok bool, err error) {
-	var room [8]ratelimit.Limit
-	limits := q.gate.Rules.Limits(room[:0], &q.Caller, target, request)
+	var buf [8]ratelimit.Limit
+	limits := q.gate.Rules.Limits(buf[:0], &q.Caller, target, request)
 	if len(limits) == 0 {
 		return 0, true, nil
 	}
@@ -115,12 +115,13 @@ func retryAfter(wait time.Duration) string {
 	return strconv.Itoa(max(1, int(math.Ceil(wait.Seconds()))))
 }
 
-// LearnAnnotations finds the annotations of the called tool, if the decision on it depends on them. If
-// they cannot be found, it fails. Servers of which the caller may use nothing are not asked.
+// LearnAnnotations finds the annotations of the called tool, if the decision on it depends on them.
+// It fails if they cannot be found. It sends no request to a server of which the caller may use
+// nothing.
 func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	c, s := &q.Caller, q.gate.Servers[target.Server]
 	if target.Kind != mcp.Tool || s == nil || !c.Policy().NeedsAnnotations(s.Name, target.Name) ||
-		!c.Policy().Server(s.Name) {
+		!c.Policy().MayAllow(s.Name) {
 		return nil
 	}
 	notes := q.gate.Shared.ToolNotes(s, c, q.HTTP.Header)
@@ -131,7 +132,7 @@ func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	if failure := q.chargeRateLimits(target); failure != nil {
 		return failure
 	}
-	failure := notes.Learn(q.HTTP.Context(), func() *jsonrpc.Failure { return q.askForTools(s) })
+	failure := notes.Learn(q.HTTP.Context(), func() *jsonrpc.Failure { return q.requestTools(s) })
 	if failure == nil {
 		if c.Annotations, known = notes.Annotations(target.Name); !known {
 			failure = jsonrpc.TooManyTools(s.Name)
@@ -143,8 +144,9 @@ func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	return failure
 }
 
-// askForTools lists the tools of a server for the client, at Aggregate in its session.
-func (q *Request) askForTools(s *upstream.Server) *jsonrpc.Failure {
+// requestTools lists the tools of a server for the client. At Aggregate, it does so in the session
+// of the client.
+func (q *Request) requestTools(s *upstream.Server) *jsonrpc.Failure {
 	if q.ListTools != nil {
 		return q.ListTools(s)
 	}

@@ -56,8 +56,8 @@ func (q *Request) callKind() (_ mcp.TargetKind, ok bool) {
 	return mcp.Anything, false
 }
 
-// isUnredacted reports whether the response contains what is redacted for clients. Then it is only for
-// the operator who asked, and is not recorded.
+// isUnredacted reports whether the response may contain secrets that are redacted for clients. Such
+// a response is only for the operator who requested it, and is not recorded.
 func (q *Request) isUnredacted() bool {
 	return q.operator != nil && q.operator.Inspection.Raw ||
 		q.gate.Rules.Redacts() && q.Caller.Identity == access.OperatorIdentity
@@ -67,11 +67,11 @@ func (q *Request) isUnredacted() bool {
 // their beginning.
 const maxAudited = 16 << 10
 
-// unreadable stands for a value that cannot be redacted.
+// unreadable replaces a value that cannot be redacted.
 var unreadable = []byte(`"not readable"`)
 
-// Content is the arguments and the result of a call, redacted. Both are JSON values. One of more than
-// 64 KiB is a string with its beginning.
+// Content is the arguments and the result of a call, redacted. Both are JSON values. One of more
+// than 64 KiB is a string with its beginning.
 type Content struct {
 	Arguments []byte // nil for none
 	Result    []byte // or the error, as the client got it; nil for none

@@ -32,7 +32,7 @@ func BenchmarkAudit(b *testing.B) {
 			g := NewGate(Config{
 				Servers: []*upstream.Server{{Name: "a"}}, Audit: bench.audit,
 				Clients: []*access.Client{{Name: "*", Redactor: bench.redactor}},
-			}, forgetful{}, alone{}, Retained{})
+			}, forgetful{}, noAggregate{}, Retained{})
 			defer g.Close()
 			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", nil)
 			q := g.NewRequest(nil, r, Endpoint{Kind: upstream.Single, Server: "a"}, Peer{Address: "192.0.2.1"})
@@ -42,7 +42,7 @@ func BenchmarkAudit(b *testing.B) {
 				b.Fatal(failure)
 			}
 			q.MethodName()
-			q.ToolName() // metrics need it in any case
+			q.ToolName() // metrics always need it
 			b.ReportAllocs()
 			for b.Loop() {
 				audited{q}.report()
@@ -56,7 +56,7 @@ type forgetful struct{ Observer }
 
 func (forgetful) CallDone(Call) {}
 
-// alone is an Aggregate that does nothing.
-type alone struct{ Aggregate }
+// noAggregate is an Aggregate that does nothing.
+type noAggregate struct{ Aggregate }
 
-func (alone) Serve(*Request) *jsonrpc.Failure { return nil }
+func (noAggregate) Serve(*Request) *jsonrpc.Failure { return nil }

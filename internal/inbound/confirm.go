@@ -24,9 +24,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A rule may require that a person confirms each call of a tool. The client shows the request to its
-// user before the server gets the call, see question.go. At Single, sessions are the server's, so only
-// modern clients can be asked.
+// A rule may require that a person confirms each call of a tool. The client shows the request to
+// its user before the server gets the call, see question.go. At Single, sessions are the server's,
+// so only modern clients can be asked.
 
 // AwaitsConfirmation reports whether the call still needs a confirmation.
 func (q *Request) AwaitsConfirmation() bool { return q.Decision.Action == acl.Confirm && !q.Confirmed }
@@ -46,8 +46,8 @@ type Elicitation struct {
 	Schema  json.RawMessage `json:"requestedSchema"`
 }
 
-// Confirmation returns the elicitation for a confirmation. Accepting it confirms the call, so the form
-// is empty.
+// Confirmation returns the elicitation for a confirmation. Accepting it confirms the call, so the
+// form is empty.
 func (q *Request) Confirmation() Elicitation {
 	target, arguments := q.Target(), q.Override.WithoutFixed(q.Message.Literal(jsonrpc.Arguments))
 	return Elicitation{
@@ -60,8 +60,8 @@ func (q *Request) Confirmation() Elicitation {
 // maxShown is how many characters of the arguments, and of each name, a person sees.
 const maxShown = 2_000
 
-// printableArguments returns the arguments of a call for a person: as JSON, shortened, and indented if
-// there is room.
+// printableArguments returns the arguments of a call for a person: as JSON, shortened, and indented
+// if there is room.
 func printableArguments(arguments []byte) string {
 	if arguments == nil {
 		return "none"
@@ -104,10 +104,10 @@ func printable(text string) string {
 }
 
 // Confirmations are the open confirmations of modern clients. Each can be used once, within
-// streamable.ServerRequestTimeout. If one was evicted, the person is asked again.
+// streamable.ServerRequestTimeout. If one was evicted, the client must make the call again.
 //
-// With several replicas, any of them may get the response. Then keys contain their time and are sealed
-// into a state, so only the used ones must be stored.
+// With several replicas, any of them may get the response. Then keys contain their time and are
+// sealed into a state, so only the used ones must be stored.
 type Confirmations struct {
 	space *replicas.Space // nil if there are no other replicas
 
@@ -120,12 +120,13 @@ var (
 	confirmationLimits = quota.Limits{Entries: 10_000, OwnerEntries: 100}
 )
 
-// NewConfirmations returns an empty set of confirmations. common is nil without other replicas.
-func NewConfirmations(common *replicas.Space) *Confirmations {
-	if common != nil {
-		common = common.Store.Space("confirmations") // all gateways of a store can open each other's states
+// NewConfirmations returns an empty set of confirmations. space is nil if there are no other
+// replicas.
+func NewConfirmations(space *replicas.Space) *Confirmations {
+	if space != nil {
+		space = space.Store.Space("confirmations") // all gateways of a store can open each other's states
 	}
-	return &Confirmations{space: common, open: quota.NewCache[string, struct{}](
+	return &Confirmations{space: space, open: quota.NewCache[string, struct{}](
 		confirmationsQuota, confirmationLimits, streamable.ServerRequestTimeout, nil)}
 }
 
@@ -144,9 +145,9 @@ func (c *Confirmations) add(owner string) (key string) {
 // take uses up a confirmation. It reports whether it was valid.
 func (c *Confirmations) take(ctx context.Context, key string) (bool, error) {
 	if c.space != nil {
-		begun, _, _ := strings.Cut(key, "-")
-		at, err := strconv.ParseInt(begun, 10, 64)
-		if err != nil || time.Since(time.Unix(at, 0)) > streamable.ServerRequestTimeout {
+		created, _, _ := strings.Cut(key, "-")
+		seconds, err := strconv.ParseInt(created, 10, 64)
+		if err != nil || time.Since(time.Unix(seconds, 0)) > streamable.ServerRequestTimeout {
 			return false, nil
 		}
 		// It is stored for longer than the key is valid, because clocks differ.

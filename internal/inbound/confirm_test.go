@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-func TestArgumentsAreShown(t *testing.T) {
+func TestShownArguments(t *testing.T) {
 	for name, tt := range map[string]struct{ arguments, want string }{
 		"none":               {"", "none"},
 		"empty":              {"{}", "{}"},
@@ -23,7 +23,7 @@ func TestArgumentsAreShown(t *testing.T) {
 		"invisible":          {"{\"a\":\"x\u200b\U000e0041\u3164\"}", "{\n  \"a\": \"x\\u200b\\udb40\\udc41\\u3164\"\n}"},
 		"line separators":    {"{\"a\":\"x\u2028Server: b\u0085\"}", "{\n  \"a\": \"x\\u2028Server: b\\u0085\"\n}"},
 		"twice":              {`{"a":1,"a":2}`, "{\n  \"a\": 1,\n  \"a\": 2\n}"},
-		"no object":          {`"x\u202ey"`, `"x\u202ey"`},
+		"not an object":      {`"x\u202ey"`, `"x\u202ey"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var arguments []byte
@@ -36,13 +36,13 @@ func TestArgumentsAreShown(t *testing.T) {
 		})
 	}
 	for name, arguments := range map[string]string{
-		"a long text":       `{"path":"/etc","text":"` + strings.Repeat("x", 100_000) + `","last":"z"}`,
-		"many":              `{"path":"/etc","all":[` + strings.Repeat(`"x",`, 10_000) + `1],"last":"z"}`,
-		"a long key":        `{"path":"/etc","` + strings.Repeat("k", 100_000) + `":1}`,
-		"deep":              `{"path":"/etc","deep":` + strings.Repeat("[", 900) + strings.Repeat("]", 900) + `}`,
-		"much is invisible": `{"path":"/etc","text":"` + strings.Repeat("\U000e0041", 1_900) + `"}`,
-		"a long string":     `"path/etc` + strings.Repeat("x", 100_000) + `"`,
-		"blanks":            `{"path":"/etc"` + strings.Repeat("\n", 10_000) + `}`,
+		"a long text":    `{"path":"/etc","text":"` + strings.Repeat("x", 100_000) + `","last":"z"}`,
+		"many items":     `{"path":"/etc","all":[` + strings.Repeat(`"x",`, 10_000) + `1],"last":"z"}`,
+		"a long key":     `{"path":"/etc","` + strings.Repeat("k", 100_000) + `":1}`,
+		"deep":           `{"path":"/etc","deep":` + strings.Repeat("[", 900) + strings.Repeat("]", 900) + `}`,
+		"invisible text": `{"path":"/etc","text":"` + strings.Repeat("\U000e0041", 1_900) + `"}`,
+		"a long string":  `"path/etc` + strings.Repeat("x", 100_000) + `"`,
+		"blanks":         `{"path":"/etc"` + strings.Repeat("\n", 10_000) + `}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := printableArguments([]byte(arguments))
@@ -53,11 +53,11 @@ func TestArgumentsAreShown(t *testing.T) {
 				t.Errorf("got %.300s", got)
 			}
 			if hidden := strings.IndexFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }); hidden >= 0 {
-				t.Errorf("character %d cannot be seen", hidden)
+				t.Errorf("character %d is invisible", hidden)
 			}
 			left := name != "deep" && name != "blanks"
 			if left && !strings.Contains(got, "more characters") && !strings.Contains(got, " of ") {
-				t.Errorf("it does not say how much was left out: %s", got)
+				t.Errorf("no note about the omitted length: %s", got)
 			}
 		})
 	}
@@ -72,14 +72,14 @@ func TestConfirmationsAreBounded(t *testing.T) {
 		keys = append(keys, all.add("thief"))
 	}
 	if n := all.open.Len(); n != confirmationLimits.OwnerEntries+1 {
-		t.Errorf("%d are kept", n)
+		t.Errorf("%d confirmations are stored", n)
 	}
 	take := func(key string) bool {
 		ok, err := all.take(t.Context(), key)
 		return ok && err == nil
 	}
 	if take(keys[0]) || !take(keys[len(keys)-1]) || !take(victim) || take(victim) {
-		t.Error("the oldest one of the owner has to go")
+		t.Error("the oldest confirmation of the owner was not evicted")
 	}
 }
 
@@ -97,12 +97,12 @@ func TestConfirmationsOfReplicasExpire(t *testing.T) {
 		time.Sleep(streamable.ServerRequestTimeout + 2*time.Second)
 		for _, key := range []string{key, used} {
 			if ok, err := b.take(t.Context(), key); ok || err != nil {
-				t.Errorf("after its time: %t, %v", ok, err)
+				t.Errorf("after expiry: %t, %v", ok, err)
 			}
 		}
 		time.Sleep(streamable.ServerRequestTimeout)
 		if left := engine.Values(); len(left) != 0 {
-			t.Errorf("%d are kept for ever", len(left))
+			t.Errorf("%d confirmations did not expire", len(left))
 		}
 	})
 }

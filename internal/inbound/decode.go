@@ -17,8 +17,8 @@ import (
 
 // Kinds of request bodies in memory, as the quota metrics name them.
 var (
-	clientBodies       = quota.NewKind("request_bodies")
-	unidentifiedBodies = quota.NewKind("unauthenticated_bodies")
+	clientBodiesQuota       = quota.NewKind("request_bodies")
+	unidentifiedBodiesQuota = quota.NewKind("unauthenticated_bodies")
 )
 
 const (
@@ -30,21 +30,21 @@ const (
 	unidentifiedTime = time.Minute
 )
 
-// DefaultInFlightLimit returns the default limit of request bytes in memory: 256 MiB, or a quarter of
-// Go's memory limit, which Caddy sets to that of its container.
+// DefaultInFlightLimit returns the default limit of request bytes in memory: 256 MiB, or a quarter
+// of Go's memory limit, which Caddy sets to that of its container.
 func DefaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
 
-// bodyMeters returns the meters of request bodies in memory: of identified clients, and of those that
-// are not identified yet.
-func bodyMeters(c *Config) (clients, unknown *quota.Meter) {
+// bodyMeters returns the meters of request bodies in memory: of identified clients, and of those
+// that are not identified yet.
+func bodyMeters(c *Config) (clients, unidentified *quota.Meter) {
 	limits := func(all int64) quota.Limits {
 		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, c.RequestLimit))}
 	}
-	return quota.NewMeter(clientBodies, limits(c.InFlightLimit)),
-		quota.NewMeter(unidentifiedBodies, limits(max(c.InFlightLimit/4, c.RequestLimit)))
+	return quota.NewMeter(clientBodiesQuota, limits(c.InFlightLimit)),
+		quota.NewMeter(unidentifiedBodiesQuota, limits(max(c.InFlightLimit/4, c.RequestLimit)))
 }
 
-// A heldBody is the share of a request in a meter.
+// A heldBody counts the body of a request in a meter.
 type heldBody struct {
 	meter *quota.Meter
 	owner string
@@ -97,7 +97,7 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 		}
 		if meter == q.gate.unidentified {
 			// An announced length must not use up memory of others.
-			counted.until, r.ContentLength = time.Now().Add(unidentifiedTime), -1
+			counted.deadline, r.ContentLength = time.Now().Add(unidentifiedTime), -1
 		}
 		r.Body = counted
 	case r.ContentLength <= smallBody: // not counted
@@ -129,55 +129,55 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	return q.Message.ReadRequest(raw)
 }
 
-// A countedBody counts a body of unknown length as its memory grows.
+// A countedBody counts a body of unknown length in a meter, as the buffer for it grows.
 type countedBody struct {
 	io.ReadCloser
-	until   time.Time // deadline; zero for none
-	held    *heldBody
-	owner   string
-	meter   *quota.Meter
-	limit   int64
-	arrived int64
-	counted int64
+	deadline time.Time // deadline; zero for none
+	held     *heldBody
+	owner    string
+	meter    *quota.Meter
+	limit    int64
+	received int64
+	counted  int64
 }
 
 var errNoRoom = errors.New("too many request bytes in memory")
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err == nil && !b.until.IsZero() && time.Now().After(b.until) {
+	if err == nil && !b.deadline.IsZero() && time.Now().After(b.deadline) {
 		err = os.ErrDeadlineExceeded
 	}
-	b.arrived += int64(n)
-	if b.arrived <= b.counted {
+	b.received += int64(n)
+	if b.received <= b.counted {
 		return n, err
 	}
-	total := min(2*b.arrived, b.limit) // the buffer doubles, too
-	room := false
+	total := min(2*b.received, b.limit) // the buffer doubles, too
+	fits := false
 	if b.held.meter == nil {
-		room = b.held.reserve(b.meter, b.owner, total)
+		fits = b.held.reserve(b.meter, b.owner, total)
 	} else {
-		room = b.held.grow(total - b.counted)
+		fits = b.held.grow(total - b.counted)
 	}
-	if !room {
+	if !fits {
 		return n, errNoRoom
 	}
 	b.counted = total
 	return n, err
 }
 
-// stripToken removes the token for the gateway from the message, and the object around it if that has
-// nothing else (A31). It does nothing unless the gateway authenticates clients.
+// stripToken removes the token for the gateway from the message, and the object around it if that
+// has nothing else (A31). It does nothing unless the gateway authenticates clients.
 func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
 	m := &q.Message
 	if !authenticates || !m.Has(jsonrpc.AuthToken) {
 		return nil
 	}
-	within, field := "authToken", jsonrpc.Proxy
-	if onlyMember(m.Literal(jsonrpc.Proxy), within) {
-		within, field = "proxy", jsonrpc.Params
+	member, field := "authToken", jsonrpc.Proxy
+	if isOnlyMember(m.Literal(jsonrpc.Proxy), member) {
+		member, field = "proxy", jsonrpc.Params
 	}
-	edit, ok := jsonspan.Remove(m.Literal(field), within)
+	edit, ok := jsonspan.Remove(m.Literal(field), member)
 	if !ok {
 		return jsonrpc.ParseError() // cannot happen: it was read there
 	}
@@ -186,8 +186,8 @@ func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
 	return failure
 }
 
-// onlyMember reports whether an object has no other member than name.
-func onlyMember(object []byte, name string) bool {
+// isOnlyMember reports whether an object has no members except name.
+func isOnlyMember(object []byte, name string) bool {
 	for member := range jsonspan.Members(object) {
 		if member.Key != name {
 			return false

@@ -12,8 +12,8 @@
 //	audit.go, tracing.go
 //	              report the call
 //
-// An [upstream.Exchange] then forwards a request for one server (single.go). A request for all servers
-// goes to the [Aggregate], which calls the later stages itself, once it knows the target.
+// An [upstream.Exchange] then forwards a request for one server (single.go). A request for all
+// servers goes to the [Aggregate], which calls the later stages itself, once it knows the target.
 package inbound
 
 import (
@@ -63,23 +63,23 @@ type Config struct {
 
 // An Authenticator identifies clients.
 type Authenticator interface {
-	// BodyNeeded returns how many bytes of the body of a POST are needed to identify the client: 0 if
-	// the headers are enough.
+	// BodyNeeded returns how many bytes of the body of a POST are needed to identify the client: 0
+	// if the headers are enough.
 	BodyNeeded(r *http.Request) int64
 
-	// Authenticate returns the identity of the client. body and token, the params.proxy.authToken of
-	// the message, are set once the body was read. Before that, only credentials that need no body are
-	// checked.
+	// Authenticate returns the identity of the client. body and token, the params.proxy.authToken
+	// of the message, are set once the body was read. Before that, only credentials that need no
+	// body are checked.
 	Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (identity string, err error)
 
-	// Challenge adds headers to the response that say how to authenticate, after Authenticate failed
-	// with err. It returns the status.
+	// Challenge adds headers to the response that say how to authenticate, after Authenticate
+	// failed with err. It returns the status.
 	Challenge(header http.Header, r *http.Request, err error) (status int)
 
 	// CredentialHeaders returns the headers in which clients send credentials.
 	CredentialHeaders() []string
 
-	// Fingerprint is a hash of the credentials that are accepted.
+	// Fingerprint returns a hash of the credentials that are accepted.
 	Fingerprint() string
 }
 
@@ -96,14 +96,14 @@ type Observer interface {
 
 // A Denial is a request that was denied.
 type Denial struct {
-	Client  string // its name, [access.Anonymous] or [access.OperatorLabel]
-	Label   string // label of the client in metrics
-	Address string // IP address of the client
-	Method  string
-	Target  mcp.Target
-	Code    string // reason, as in error.data.code
-	Rule    string // rule that decided; "" if none did
-	Reason  error  // details for logs; may be nil
+	Client      string // its name, [access.Anonymous] or [access.OperatorLabel]
+	ClientLabel string // label of the client in metrics
+	Address     string // IP address of the client
+	Method      string
+	Target      mcp.Target
+	Code        string // reason, as in error.data.code
+	Rule        string // rule that decided; "" if none did
+	Reason      error  // details for logs; may be nil
 }
 
 // A Peer is what Caddy knows about the sender of a request.
@@ -113,8 +113,8 @@ type Peer struct {
 	Address string // IP address
 	Path    string // path of the request as the client sent it
 
-	// Inherited is the value that [upstream.Routes.Derive] finds under [InheritedKey] in the context
-	// of requests derived from this one, at Aggregate.
+	// Inherited is the value that [upstream.Routes.Derive] finds under [InheritedKey] in the
+	// context of requests derived from this one, at Aggregate.
 	Inherited any
 }
 
@@ -126,11 +126,11 @@ type Endpoint struct {
 
 // An Aggregate serves all servers as one.
 type Aggregate interface {
-	// Serve serves a request to the aggregate. A failure that it returns is to be sent instead.
+	// Serve serves a request to the aggregate. If it returns a failure, the caller sends that.
 	Serve(*Request) *jsonrpc.Failure
 
-	// ListTools lists the tools of a server for the client that sent r. It returns the names of tools
-	// that have the argument of a [toolview.Focus].
+	// ListTools lists the tools of a server for the client that sent r. It returns the names of
+	// tools that have the argument of a [toolview.Focus].
 	ListTools(r *http.Request, identity string, s *upstream.Server) (focused iter.Seq[string], _ *jsonrpc.Failure)
 }
 
@@ -159,13 +159,13 @@ type Retained struct {
 	Upstream      *upstream.Retained
 }
 
-// NewGate returns the gate of a gateway. It must be closed.
-func NewGate(config Config, observer Observer, aggregate Aggregate, kept Retained) *Gate {
+// NewGate returns the gate of a gateway. The caller must close it.
+func NewGate(config Config, observer Observer, aggregate Aggregate, retained Retained) *Gate {
 	g := &Gate{
 		Servers: map[string]*upstream.Server{}, Rules: access.NewRules(config.Clients, config.Limits),
 		config: config, observer: observer, aggregate: aggregate,
 		Info:        mcp.Implementation{Name: config.Name, Version: config.Version},
-		credentials: maps.Clone(upstream.CredentialHeaders), retained: kept,
+		credentials: maps.Clone(upstream.CredentialHeaders), retained: retained,
 	}
 	g.bodies, g.unidentified = bodyMeters(&config)
 	if config.Auth != nil {
@@ -180,7 +180,7 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, kept Retaine
 		JoinTimeout: config.JoinTimeout, ResponseLimit: config.ResponseLimit,
 		PinTools: config.PinTools, HasClients: len(config.Clients) > 0,
 		Exiting: config.Exiting, Reauthenticate: config.Reauthenticate,
-		Private: private, Sealer: seal.New("mcp session id", config.Key), Tasks: kept.Tasks, Retained: kept.Upstream,
+		Private: private, Sealer: seal.New("mcp session id", config.Key), Tasks: retained.Tasks, Retained: retained.Upstream,
 	}
 	for _, s := range config.Servers {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {

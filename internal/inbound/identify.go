@@ -15,11 +15,11 @@ import (
 // An authentication identifies the client of a request.
 type authentication struct{ *Request }
 
-// run identifies the client before anything else (A30), and reads the posted message. bodyFailure is
-// an error in the message, which only an identified client gets.
+// run identifies the client before anything else (A30), and reads the posted message. bodyFailure
+// is an error in the message, which only an identified client gets.
 //
-// Credentials in headers are checked first. Without valid ones, it reads no more of the body than the
-// Authenticator needs, and nothing for an address that has reached its rate limit.
+// Credentials in headers are checked first. Without valid ones, it reads no more of the body than
+// the Authenticator needs, and nothing for an address that has reached its rate limit.
 func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	gate, post := q.gate, q.HTTP.Method == http.MethodPost
 	known := q.identifyWithoutAuth()
@@ -98,8 +98,8 @@ func (q authentication) identify(bodyRead bool, body []byte, token string) (know
 	return true, nil
 }
 
-// refuse refuses an unidentified client. It charges the rate limit of the address, to stop guessing,
-// unless the credentials could not be checked.
+// refuse refuses an unidentified client. It charges the rate limit of the address, to stop
+// guessing, unless the credentials could not be checked.
 func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	status := q.gate.config.Auth.Challenge(q.Writer.Header(), q.HTTP, reason)
 	if reason == nil {
@@ -122,8 +122,8 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	return q.denied(failure, mcp.Target{}, reason)
 }
 
-// bearerHint says how to send a token, if the response asks for one. Many clients show the body of a
-// refusal to their user, and not its headers.
+// bearerHint says how to send a token, if the response asks for one. Many clients show the body of
+// a refusal to their user, and not its headers.
 func bearerHint(header http.Header, reason error) string {
 	if !slices.ContainsFunc(header["Www-Authenticate"], func(c string) bool { return strings.HasPrefix(c, "Bearer ") }) {
 		return ""

@@ -10,9 +10,9 @@ import (
 )
 
 // The gateway itself sends requests to the user of a client: to log in to a server, and to confirm
-// calls. A legacy client gets them in the stream of its call. A modern client gets an input_required
-// result, and repeats the request with the response. A sealed state in the repeated request contains
-// what the gateway needs then.
+// calls. A legacy client gets them in the stream of its call. A modern client gets an
+// input_required result, and repeats the request with the response. A sealed state in the repeated
+// request contains what the gateway needs then.
 
 // Keys of the gateway's own requests in such a result.
 const (
@@ -54,23 +54,23 @@ func (q *Request) argumentsHash() []byte {
 	return sum[:]
 }
 
-// newQuestionState returns the sealed state of the request, with a request of the gateway, or of the
-// server if asked is "".
-func (q *Request) newQuestionState(asked string, state, responses []byte) string {
+// newQuestionState returns the sealed state of the request, with the key of a request of the
+// gateway; "" for a request of the server.
+func (q *Request) newQuestionState(key string, state, responses []byte) string {
 	s := questionState{
-		Asked: asked, Server: q.Server.ID, Account: q.Caller.Account(), About: q.About(), State: state, Responses: responses,
+		Asked: key, Server: q.Server.ID, Account: q.Caller.Account(), About: q.About(), State: state, Responses: responses,
 	}
-	if q.Confirmed || asked == ConfirmRequest {
+	if q.Confirmed || key == ConfirmRequest {
 		s.Confirmation, s.Arguments = q.gate.retained.Confirmations.add(q.Caller.Owner()), q.argumentsHash()
 	}
 	return q.gate.Shared.Sealer.Seal("question", jsonrpc.Encode(s))
 }
 
 // Ask returns the result that sends a request of the gateway to a modern client.
-func (q *Request) Ask(question string, elicitation any) []byte {
+func (q *Request) Ask(key string, elicitation any) []byte {
 	m := &q.Message
-	state := q.newQuestionState(question, m.Literal(jsonrpc.RequestState), m.Literal(jsonrpc.InputResponses))
-	return mcp.NewInputResult(question, mcp.Elicit(elicitation), state)
+	state := q.newQuestionState(key, m.Literal(jsonrpc.RequestState), m.Literal(jsonrpc.InputResponses))
+	return mcp.NewInputResult(key, mcp.Elicit(elicitation), state)
 }
 
 // ConfirmedState returns the state of a server request as the client gets it. It contains that the
@@ -78,9 +78,9 @@ func (q *Request) Ask(question string, elicitation any) []byte {
 func (q *Request) ConfirmedState(state []byte) string { return q.newQuestionState("", state, nil) }
 
 // TakeResponse removes the response to a request of the gateway from a modern client's message, and
-// restores the state and responses for the server. It returns the key of the request, "" for none, and
-// the response.
-func (q *Request) TakeResponse() (asked string, answer json.RawMessage, _ *jsonrpc.Failure) {
+// restores the state and responses for the server. It returns the key of the request, "" for none,
+// and the response.
+func (q *Request) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc.Failure) {
 	if !q.isModern() || q.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", nil, nil
 	}
@@ -93,11 +93,11 @@ func (q *Request) TakeResponse() (asked string, answer json.RawMessage, _ *jsonr
 		return "", nil, jsonrpc.InvalidParams("requestState: belongs to another request").WithStatusOK()
 	}
 	if state.Confirmation != "" {
-		switch good, err := q.gate.retained.Confirmations.take(q.HTTP.Context(), state.Confirmation); {
+		switch valid, err := q.gate.retained.Confirmations.take(q.HTTP.Context(), state.Confirmation); {
 		case err != nil:
 			return "", nil, jsonrpc.StoreUnavailable("the confirmation cannot be checked")
-		case !good:
-			const why = "requestState: already used or expired: call the tool again without it"
+		case !valid:
+			const why = "requestState: already used or expired; call the tool again without it"
 			return "", nil, jsonrpc.InvalidParams(why).WithStatusOK()
 		}
 	}

@@ -36,7 +36,8 @@ type Request struct {
 	Decision   acl.Decision
 	Confirmed  bool // the user of the client confirmed the call
 
-	// ListTools lists the tools of a server in the session of the client; nil if there is no session.
+	// ListTools lists the tools of a server in the session of the client; nil if there is no
+	// session.
 	ListTools func(*upstream.Server) *jsonrpc.Failure
 
 	// Results.
@@ -49,13 +50,13 @@ type Request struct {
 	span       trace.Span
 	operator   *Operator // operator who makes the request; nil for clients
 
-	held       heldBody    // share of the body in the limit of all bodies
-	bodyRead   bool        // at least in part
-	denial     *Denial     // reported denial; nil if not denied
-	charged    bool        // charged to the rate limits of the client
-	restore    http.Header // headers of the response before a server changed them; nil if unchanged
-	parked     bool        // a stream goes on without the handler
-	clientGone bool        // the client cannot be written to
+	held         heldBody    // the body, in the meter of all bodies
+	bodyRead     bool        // at least in part
+	denial       *Denial     // reported denial; nil if not denied
+	charged      bool        // charged to the rate limits of the client
+	headerBefore http.Header // headers of the response before a server changed them; nil if unchanged
+	parked       bool        // a stream goes on without the handler
+	clientGone   bool        // the client cannot be written to
 }
 
 // NewRequest returns a request at an endpoint.
@@ -78,9 +79,9 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 		return
 	}
 	header := q.Writer.Header()
-	if q.restore != nil {
+	if q.headerBefore != nil {
 		clear(header)
-		maps.Copy(header, q.restore)
+		maps.Copy(header, q.headerBefore)
 	}
 	body := failure.Append(nil, q.Message.Literal(jsonrpc.ID))
 	failure.SetHeader(header)
@@ -140,7 +141,8 @@ func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// targetMatters reports whether the target of the request matters.
+// targetMatters reports whether a decision on the request, or a report of it, depends on its
+// target.
 func (q *Request) targetMatters() bool {
 	c := &q.gate.config
 	return q.Caller.Client != nil || c.PinTools || len(c.Limits) > 0 || c.Audit > AuditDenied ||
@@ -159,8 +161,8 @@ type Operator struct {
 // ActAs makes the request one of an operator.
 func (q *Request) ActAs(o *Operator) { q.operator = o }
 
-// DropCredentials removes the credentials of the client from its headers, unless a server gets them.
-// Some differ in each request, and would make it look like another client each time.
+// DropCredentials removes the credentials of the client from its headers, unless a server gets
+// them. Some differ in each request, and would make it look like another client each time.
 func (q *Request) DropCredentials() {
 	if q.gate.config.Auth != nil && !q.gate.forwardsAuth {
 		upstream.DropHeaders(q.HTTP.Header, q.gate.credentials)

@@ -70,7 +70,7 @@ func (q single) forward() *jsonrpc.Failure {
 	}
 	q.IsForwarded = true
 	defer func() {
-		q.restore, q.clientGone, q.Ending = x.Before, x.ClientGone, x.Ending
+		q.headerBefore, q.clientGone, q.Ending = x.Before, x.ClientGone, x.Ending
 	}()
 	return x.Pass(q.HTTP)
 }
@@ -100,12 +100,12 @@ func (q single) applyOverride(s *upstream.Server) *jsonrpc.Failure {
 	return nil
 }
 
-// setParamHeaders sets the headers of a modern request that repeat arguments which an override hides
-// from the client. If the headers are unknown, it lists the tools. If that fails, or the request is
-// legacy, it removes all such headers.
+// setParamHeaders sets the headers of a modern request that repeat arguments which an override
+// hides from the client. If the headers are unknown, it lists the tools. If that fails, or the
+// request is legacy, it removes all such headers.
 func (q single) setParamHeaders(x *upstream.Exchange) {
 	o, r := q.Override, q.HTTP
-	if !o.EditsArguments() {
+	if !o.HidesArguments() {
 		return
 	}
 	if !x.IsModern(r) {
@@ -123,8 +123,8 @@ func (q single) setParamHeaders(x *upstream.Exchange) {
 	o.SetParams(r.Header, &q.Message)
 }
 
-// takeFocus removes the focus argument from the call of a tool at Single, if the tool was listed with
-// it.
+// takeFocus removes the focus argument from the call of a tool at Single, if the tool was listed
+// with it.
 func (q single) takeFocus() (goal string, failure *jsonrpc.Failure) {
 	f := q.Server.Focus
 	if q.Endpoint.Kind != upstream.Single || !f.IsGiven(&q.Message) || !q.isFocused(q.Message.Text(jsonrpc.Name)) {
@@ -134,8 +134,8 @@ func (q single) takeFocus() (goal string, failure *jsonrpc.Failure) {
 	return goal, failure
 }
 
-// isFocused reports whether the tool was listed with the focus argument. If no list is known, as after
-// a restart, it requests one.
+// isFocused reports whether the tool was listed with the focus argument. If no list is known, as
+// after a restart, it requests one.
 func (q single) isFocused(tool string) bool {
 	has, known := q.gate.Shared.Retained.IsFocused(q.Server, tool)
 	if known {
@@ -165,8 +165,8 @@ func (q single) admitAtServer(s *upstream.Server) *jsonrpc.Failure {
 	return q.admitListening(s)
 }
 
-// admitListening decides whether the client may subscribe to all resources of a listen request. At the
-// aggregate, forbidden ones are left out instead.
+// admitListening decides whether the client may subscribe to all resources of a listen request. At
+// the aggregate, forbidden ones are left out instead.
 func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 	if q.Caller.Policy() == nil || !q.Message.Is(jsonrpc.Method, mcp.MethodListen) {
 		return nil
@@ -190,17 +190,17 @@ func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 	return nil
 }
 
-// confirm asks for a confirmation of the call, if a rule requires one. It reports whether the call can
-// be made.
+// confirm asks for a confirmation of the call, if a rule requires one. It reports whether the call
+// can be made.
 func (q single) confirm() (ok bool, _ *jsonrpc.Failure) {
-	asked, answer, failure := q.TakeResponse()
-	if failure == nil && asked == ConfirmRequest {
+	key, answer, failure := q.TakeResponse()
+	if failure == nil && key == ConfirmRequest {
 		failure = q.TakeConfirmation(answer)
 	}
 	if failure != nil || !q.AwaitsConfirmation() {
 		return failure == nil, failure
 	}
-	result := q.gate.Info.Sign(mcp.InputRequired, q.Ask(ConfirmRequest, q.Confirmation()))
+	result := q.gate.Info.AddMembers(mcp.InputRequired, q.Ask(ConfirmRequest, q.Confirmation()))
 	out := streamable.NewWriter(q.Writer, q.HTTP.Header)
 	out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(q.Message.Literal(jsonrpc.ID), result)})
 	q.Outcome = upstream.OutcomeOK
@@ -213,7 +213,7 @@ func (q single) canBeAsked() bool {
 		mcp.CanFillForms(q.Message.Literal(jsonrpc.ClientCapabilities))
 }
 
-// UnknownTool says that no tool has this name.
+// UnknownTool returns the failure for a name that no tool has.
 func UnknownTool(shown string) *jsonrpc.Failure {
 	return jsonrpc.InvalidParams("name: unknown tool " + mcp.Shortened(shown)).WithStatusOK()
 }

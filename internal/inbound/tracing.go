@@ -12,8 +12,8 @@ import (
 )
 
 // Caddy's tracing directive starts a span for each request. The gateway adds the call, by
-// OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and in
-// the message, which is all that a child process gets.
+// OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and
+// in the message, which is all that a child process gets.
 
 // trace adds the call and its outcome to the span of the request.
 func (q *Request) trace() {

@@ -8,14 +8,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// Usage is the rate limit state and the request counts of clients. It is retained over configuration
-// reloads.
+// Usage is the rate limit state and the request counts of clients. It is retained over
+// configuration reloads.
 type Usage struct {
 	buckets *ratelimit.Buckets
 	tallies sync.Map // *Tally by the label of the client in metrics
 }
 
-// maxLimited is how many clients have rate limit state.
+// maxLimited limits the clients that have rate limit state.
 const maxLimited = 100_000
 
 // NewUsage returns an empty Usage. space is the state that replicas share; nil for none. With

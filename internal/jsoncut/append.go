@@ -13,7 +13,7 @@ func (w *work) append(dst []byte, v value, limit int) []byte {
 	switch {
 	case v.chars <= limit:
 		return append(dst, w.text[v.start:v.end]...)
-	case v.line:
+	case v.isLine:
 		return w.appendText(dst, v.start, v.end, limit)
 	case v.node >= 0:
 		return w.appendNode(dst, v, limit)
@@ -94,7 +94,7 @@ func (w *work) appendLines(dst []byte, start, end, limit int) []byte {
 	return w.appendParts(dst, kept, n, lineForm, limit)
 }
 
-// appendParts appends the kept parts of n, with markers for the others.
+// appendParts appends the kept parts, with markers for the others. n is the number of all parts.
 func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []byte {
 	slices.SortFunc(kept, func(a, b part) int { return a.index - b.index })
 	gap := w.gapChars(f, n)
@@ -141,8 +141,8 @@ func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []b
 	return dst
 }
 
-// gaps reports for each kept part whether parts before it are left out, and finally
-// whether parts after the last one are. The kept parts are sorted, and are of n.
+// gaps reports for each kept part whether parts directly before it are left out, and
+// finally whether parts after the last one are. kept is sorted; n is the number of all parts.
 func gaps(kept []part, n int) iter.Seq2[int, bool] {
 	return func(yield func(int, bool) bool) {
 		next := 0

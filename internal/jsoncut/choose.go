@@ -27,7 +27,7 @@ type part struct {
 	index    int    // among its siblings
 	key      int    // offset of its key if it is a member
 	extra    int    // characters that it needs besides its value
-	minimum  int    // characters that its value gets at least
+	minimum  int    // minimum length of its value in characters
 	short    []byte // the cut value
 }
 
@@ -55,7 +55,7 @@ func (w *work) best(spans iter.Seq[span], n int, parent value, limit int) []part
 	parts := make([]part, min(len(found), limit))
 	for i := range parts {
 		c := &found[i]
-		v := w.measure(value{start: c.start, end: c.end, node: c.node, line: c.line})
+		v := w.measure(value{start: c.start, end: c.end, node: c.node, isLine: c.isLine})
 		parts[i] = part{value: v, fitsGoal: c.score > 0, index: c.index, key: c.key}
 	}
 	return parts
@@ -69,7 +69,7 @@ const (
 	minChars = 160
 )
 
-// choose returns those of the best parts, of n, that fit into room.
+// choose returns those of the best parts that fit into room. n is the number of all parts.
 func (w *work) choose(best []part, n int, f form, room int) []part {
 	gap := w.gapChars(f, n)
 	if gap > 0 {
@@ -81,7 +81,7 @@ func (w *work) choose(best []part, n int, f form, room int) []part {
 	kept := map[int]bool{-1: true, n: true}
 	var chosen, others []part
 	for _, p := range best {
-		left := room - p.extra - gap // a part splits a gap in two, unless it is at its end
+		left := room - p.extra - gap // a part in the middle of a gap splits it into two gaps
 		for _, neighbor := range [...]int{p.index - 1, p.index + 1} {
 			if kept[neighbor] {
 				left += gap

@@ -45,30 +45,30 @@ func TestCut(t *testing.T) {
 			`[0,1,2,"... [95 of 100 items left out id=\"x\"] ...",98,99]`},
 		{"a bare array has no marker", Cutter{MaxChars: 40, Bare: true}, numbers(100),
 			`[0,1,2,3,4,5,6,7,8,93,94,95,96,97,98,99]`},
-		{"items that bear on the goal are kept", Cutter{MaxChars: 150, Goal: "failing disks"},
+		{"items that match the goal are kept", Cutter{MaxChars: 150, Goal: "failing disks"},
 			`["` + strings.Repeat(`some text","`, 50) + `the disk failed","` + strings.Repeat(`more text","`, 50) + `end"]`,
 			`["some text","some text","some text","... [47 of 102 items left out] ...","the disk failed",` +
 				`"... [49 of 102 items left out] ...","more text","end"]`},
-		{"a goal is found in other forms of its words", Cutter{MaxChars: 110, Goal: "QUERY of Äpfel"},
+		{"other forms of the goal's words match", Cutter{MaxChars: 110, Goal: "QUERY of Äpfel"},
 			`["` + strings.Repeat(`some text","`, 50) + `slowQueries","` + strings.Repeat(`more text","`, 50) + `ÄPFEL"]`,
 			`["... [50 of 102 items left out] ...","slowQueries","... [50 of 102 items left out] ...","ÄPFEL"]`},
-		{"of two items that have a word of the goal the shorter is kept", Cutter{MaxChars: 90, Goal: "disk"},
+		{"of two items that match the goal, the shorter is kept", Cutter{MaxChars: 90, Goal: "disk"},
 			`["` + strings.Repeat(`text","`, 50) + `much text with disk in it","` + strings.Repeat(`text","`, 50) +
 				`disk","text","text"]`,
 			`["... [101 of 104 items left out] ...","disk","text","text"]`},
-		{"a goal that all items have does not matter", Cutter{MaxChars: 61, Goal: "id"},
+		{"a goal that all items match has no effect", Cutter{MaxChars: 61, Goal: "id"},
 			`[{"id":100000},` + strings.Repeat(`{"id":1},`, 50) + `{"id":20}]`,
 			`[{"id":100000},"... [50 of 52 items left out] ...",{"id":20}]`},
 		{"an item too long for its array is cut", Cutter{MaxChars: 60}, `["` + strings.Repeat("x", 500) + `"]`,
 			`["xxxxxxxx... [484 of 500 characters left out] ...xxxxxxxx"]`},
-		{"two long strings get the same", Cutter{MaxChars: 110},
+		{"two long strings get equal room", Cutter{MaxChars: 110},
 			`{"a":"` + strings.Repeat("x", 500) + `","b":"` + strings.Repeat("y", 600) + `"}`,
 			`{"a":"xxxx... [493 of 500 characters left out] ...xxx","b":"yyyy... [592 of 600 characters left out] ...yyyy"}`},
-		{"a string that bears on the goal gets more", Cutter{MaxChars: 160, Goal: "disk"},
+		{"a string that matches the goal gets more room", Cutter{MaxChars: 160, Goal: "disk"},
 			`{"a":"` + strings.Repeat("x", 500) + `","b":"disk ` + strings.Repeat("y", 500) + `"}`,
 			`{"a":"x... [498 of 500 characters left out] ...x",` +
 				`"b":"disk yyyyyyyyyyyyyyyyyyyyyyyyyyy... [442 of 505 characters left out] ...yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy"}`},
-		{"an item that bears on the goal gets more", Cutter{MaxChars: 600, Goal: "disk"},
+		{"an item that matches the goal gets more room", Cutter{MaxChars: 600, Goal: "disk"},
 			`["` + strings.Repeat(strings.Repeat("x", 900)+`","`, 9) + `disk ` + strings.Repeat("y", 900) + `"]`,
 			`["... [9 of 10 items left out] ...","disk ` + strings.Repeat("y", 255) +
 				`... [385 of 905 characters left out] ...` + strings.Repeat("y", 260) + `"]`},
@@ -81,19 +81,19 @@ func TestCut(t *testing.T) {
 		{"characters beyond ASCII count once", Cutter{MaxChars: 70},
 			`{"a":"` + strings.Repeat("é", 500) + `"}`,
 			`{"a":"ééééééééééé... [478 of 500 characters left out] ...ééééééééééé"}`},
-		{"lines that bear on the goal are kept", Cutter{MaxChars: 150, Goal: "Panics"},
+		{"lines that match the goal are kept", Cutter{MaxChars: 150, Goal: "Panics"},
 			`{"log":"` + strings.Repeat(`all is well\n`, 50) + `panic now!\n` +
 				strings.Repeat(`all is well\n`, 50) + `end"}`,
 			`{"log":"all is well\nall is well\n... [48 of 102 lines left out] ...\npanic now!` +
 				`\n... [49 of 102 lines left out] ...\nall is well\nend"}`},
-		{"short values stay beside a long one", Cutter{MaxChars: 97},
+		{"short values next to a long one stay", Cutter{MaxChars: 97},
 			`{"n":12345678901234567890.10,"t":true,"s":"` + strings.Repeat("x", 500) + `","z":null}`,
 			`{"n":12345678901234567890.10,"t":true,"s":"xx... [497 of 500 characters left out] ...x","z":null}`},
 		{"a string not much longer than a marker stays", Cutter{MaxChars: 130},
 			`{"url":"https://example.com/` + strings.Repeat("a", 40) + `","text":"` + strings.Repeat("x", 500) + `"}`,
 			`{"url":"https://example.com/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",` +
 				`"text":"xxxxx... [490 of 500 characters left out] ...xxxxx"}`},
-		{"but not if a key had to go", Cutter{MaxChars: 110},
+		{"a string not much longer than a marker is cut to keep a key", Cutter{MaxChars: 110},
 			`{"url":"https://example.com/` + strings.Repeat("a", 40) + `","text":"` + strings.Repeat("x", 500) + `"}`,
 			`{"url":"http... [53 of 60 characters left out] ...aaa","text":"xxx... [495 of 500 characters left out] ...xx"}`},
 		{"a map with too many keys loses some", Cutter{MaxChars: 80},
@@ -110,7 +110,7 @@ func TestCut(t *testing.T) {
 		{"a bare map has no marker", Cutter{MaxChars: 40, Bare: true},
 			`{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"last":9}`,
 			`{"first":1,"some":0,"some":0,"last":9}`},
-		{"members that bear on the goal are kept", Cutter{MaxChars: 130, Goal: "user names"},
+		{"members that match the goal are kept", Cutter{MaxChars: 130, Goal: "user names"},
 			`{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"userName":"eve"` + strings.Repeat(`,"some":0`, 100) + `}`,
 			`{"first":1,"... [100 of 202 members left out] ...":null,"userName":"eve",` +
 				`"... [99 of 202 members left out] ...":null,"some":0}`},
@@ -123,8 +123,8 @@ func TestCut(t *testing.T) {
 		{"a data URI is left out as a whole", Cutter{MaxChars: 120, Note: " id=1"},
 			`{"src":"data:image/gif;base64,` + strings.Repeat("AAAA", 50) + `","alt":"x"}`,
 			`{"src":"... [222 characters of media left out id=1] ...","alt":"x"}`},
-		{"a string is no container", Cutter{MaxChars: 100}, `"abc"`, ""},
-		{"two values are not one", Cutter{MaxChars: 100}, `{} {}`, ""},
+		{"a string is not a container", Cutter{MaxChars: 100}, `"abc"`, ""},
+		{"two values are not one text", Cutter{MaxChars: 100}, `{} {}`, ""},
 		{"text in brackets is not JSON", Cutter{MaxChars: 100}, `[INFO] started [main]`, ""},
 		{"an empty text is not JSON", Cutter{MaxChars: 100}, ``, ""},
 		{"too deep", Cutter{MaxChars: 5000}, strings.Repeat("[", 1001) + strings.Repeat("]", 1001), ""},
@@ -140,7 +140,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestCutUsesTheLimit cuts texts that can be cut anywhere.
+// TestCutUsesTheLimit checks that results are not much shorter than the limit allows.
 func TestCutUsesTheLimit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	records := func(n, words int) string {

@@ -295,7 +295,7 @@ func keptMembers(c Cutter, text, short []byte, allKeys bool) error {
 		// Without markers, find the next member with this key and a matching value.
 		for {
 			if at >= len(members) {
-				return fmt.Errorf("%q is not a member there", m.Key)
+				return fmt.Errorf("%q is not a member of the original", m.Key)
 			}
 			from := members[at]
 			at++
@@ -340,7 +340,7 @@ func keptItems(c Cutter, text, short []byte) error {
 		}
 		for {
 			if at >= len(items) {
-				return fmt.Errorf("%.50s is not an item there", short[v.Start:v.End])
+				return fmt.Errorf("%.50s is not an item of the original", short[v.Start:v.End])
 			}
 			item := text[items[at].Start:items[at].End]
 			_, least := measured(c, item)

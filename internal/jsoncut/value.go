@@ -12,7 +12,7 @@ import (
 type value struct {
 	start, end int
 	node       int  // index of its node, or -1
-	line       bool // it is a line of a string
+	isLine     bool // it is a line of a string
 	media      bool // it is a string that is kept or left out, but never cut
 
 	chars int // its length in characters
@@ -28,7 +28,7 @@ type least struct {
 }
 
 // within returns a function that selects good, soft or hard: the first of them that fits
-// into room for l, or hard if none does. It is then used for the values inside.
+// into room for l, or hard if none does. The function is then used for the values inside.
 func (l least) within(room int) func(least) int {
 	switch {
 	case l.good <= room:
@@ -50,13 +50,13 @@ func (w *work) nodeValue(i int) value {
 	return v
 }
 
-// A span is the place of a part of a node or string.
+// A span is the position of a part of a node or string.
 type span struct {
 	index      int // among its siblings
 	key        int // offset of its key if it is a member, else start
 	start, end int
 	node       int // see [value]
-	line       bool
+	isLine     bool
 }
 
 // measure returns v with its lengths set.
@@ -67,7 +67,7 @@ func (w *work) measure(v value) value {
 	literal := w.text[v.start:v.end]
 	v.chars = utf8.RuneCount(literal)
 	switch {
-	case v.line:
+	case v.isLine:
 		return measureText(v, literal, w.textMarkerChars(jsonspan.Count(literal)))
 	case literal[0] == '"':
 		return w.measureString(v, literal, jsonspan.Count(literal[1:len(literal)-1]))
@@ -97,7 +97,7 @@ func measureText(v value, body []byte, marker int) value {
 		return v
 	}
 	v.soft, v.hard = marker, marker
-	v.media = !v.line && isMedia(body)
+	v.media = !v.isLine && isMedia(body)
 	if v.media {
 		v.most = marker
 	}
@@ -177,7 +177,7 @@ func endOfContainer(text []byte, i int) int {
 // lines iterates over the lines of the body of a string.
 func (w *work) lines(start, end int) iter.Seq[span] {
 	return func(yield func(span) bool) {
-		s := span{key: start, start: start, node: -1, line: true}
+		s := span{key: start, start: start, node: -1, isLine: true}
 		for at := start; at < end; {
 			escape := bytes.IndexByte(w.text[at:end], '\\')
 			if escape < 0 {

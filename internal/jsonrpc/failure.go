@@ -16,8 +16,8 @@ const (
 	CodeInternalError  = -32603
 )
 
-// Codes of the gateway. Other programs use the same codes: a failure is identified by its symbol and
-// its status.
+// Codes of the gateway. Other programs use the same codes: a failure is identified by its symbol
+// and its status.
 const (
 	codeUnknownServer     = -32001
 	codeUnavailable       = -32002
@@ -28,8 +28,8 @@ const (
 	codeLoginRequired     = -32042 // MCP's own: URL elicitation required
 )
 
-// A Failure is an error that the gateway sends instead of a response. Its texts and data are safe for
-// clients: they contain no secrets, addresses or texts of servers.
+// A Failure is an error that the gateway sends instead of a response. Its texts and data are safe
+// for clients: they contain no secrets, addresses or texts of servers.
 type Failure struct {
 	Status  int    // HTTP status
 	Code    int    // JSON-RPC error code
@@ -74,7 +74,8 @@ type URLElicitation struct {
 
 func (f *Failure) Error() string { return f.Message }
 
-// Because returns f with its full cause, for operators.
+// Because returns f with err as its full cause, for operators. It keeps the first cause that is
+// set.
 func (f *Failure) Because(err error) *Failure {
 	if f.Err == nil && err != error(f) {
 		because := *f
@@ -179,8 +180,8 @@ func ServerError(server string, m *Message) *Failure {
 	return f
 }
 
-// WithStatusOK returns f with HTTP status 200, as a JSON-RPC response of a server. Clients treat other
-// statuses as connection faults, and some then close the connection.
+// WithStatusOK returns f with HTTP status 200, as a JSON-RPC response of a server. Clients treat
+// other statuses as connection faults, and some then close the connection.
 func (f *Failure) WithStatusOK() *Failure {
 	answer := *f
 	answer.Status = http.StatusOK
@@ -209,7 +210,8 @@ func PayloadTooLarge() *Failure {
 	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")
 }
 
-// TooEarly says that a request came before the TLS handshake was complete. It may be a replayed copy.
+// TooEarly says that a request came before the TLS handshake was complete. It may be a replayed
+// copy.
 func TooEarly() *Failure {
 	return failure(http.StatusTooEarly, CodeInvalidRequest, "invalid_request",
 		"the request came before the TLS handshake was complete")
@@ -306,8 +308,8 @@ func ConnectError(server string, cause Cause) *Failure {
 	return f
 }
 
-// StreamLost says that a server ended the stream of a request before the response, and that the stream
-// could not be resumed.
+// StreamLost says that a server ended the stream of a request before the response, and that the
+// stream could not be resumed.
 func StreamLost(server string) *Failure {
 	f := unavailable("connect_error", server, "the MCP server ended its stream before the response, "+
 		"and it cannot be resumed: the request may have been executed")
@@ -339,8 +341,8 @@ func ResponseTooLarge(server string) *Failure {
 	return f
 }
 
-// Refused says that a request was refused with this status: by the gateway, or by a handler in front
-// of a server.
+// Refused says that a request was refused with this status: by the gateway, or by a handler in
+// front of a server.
 func Refused(server string, status int) *Failure {
 	var f *Failure
 	switch status {
@@ -351,7 +353,8 @@ func Refused(server string, status int) *Failure {
 	case http.StatusTooManyRequests:
 		f = failure(status, CodeInvalidRequest, "rate_limited", "Rate limit exceeded")
 	default:
-		f = failure(status, CodeInternalError, "http_error", "the request was refused on its way to the MCP server")
+		f = failure(status, CodeInternalError, "http_error",
+			"the request was refused with HTTP status "+strconv.Itoa(status)+" before it reached the MCP server")
 		f.Data.StatusCode = status
 	}
 	f.Data.ServerName = server
@@ -367,9 +370,9 @@ func ToolChanged(server string) *Failure {
 	return f
 }
 
-// ConfirmationRequired says that a person must confirm the call of a tool, and that the client cannot
-// ask for it. atAggregate is whether the call was made at the endpoint of all servers, where more
-// clients can.
+// ConfirmationRequired says that a person must confirm the call of a tool, and that the client
+// cannot ask for it. atAggregate is whether the call was made at the endpoint of all servers, where
+// more clients can.
 func ConfirmationRequired(server string, atAggregate bool) *Failure {
 	message := "a person must confirm this call, but the client cannot be asked"
 	if atAggregate {
@@ -399,8 +402,8 @@ func ConfirmationTimeout(server string) *Failure {
 	return f
 }
 
-// LoginRequired says that the gateway must first log in to a server. ask is what the client shows to
-// its user; nil if only the operator can log in.
+// LoginRequired says that the gateway must first log in to a server. ask is what the client shows
+// to its user; nil if only the operator can log in.
 func LoginRequired(server string, ask *URLElicitation) *Failure {
 	f := failure(http.StatusOK, codeLoginRequired, "login_required",
 		"the operator of the gateway must log in to the MCP server "+server)

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
-// wire are the paths of the fields in the protocol.
+// wire holds the paths of the fields.
 var wire = [fieldCount][]string{
 	Version: {"jsonrpc"}, ID: {"id"}, Method: {"method"}, Params: {"params"}, Result: {"result"}, Error: {"error"},
 	Name: {"params", "name"}, URI: {"params", "uri"}, TaskID: {"params", "taskId"}, RequestID: {"params",
@@ -53,8 +53,8 @@ func at(text []byte, path []string) []byte {
 	return text
 }
 
-// folded reports whether a text has a key that some readers take for one of the paths, because they
-// ignore case, or null characters at its end.
+// folded reports whether a text has a key that differs from a key of the paths only in case or
+// trailing null characters, so that some parsers take it for that key.
 func folded(text []byte, paths [][]string) bool {
 	for _, path := range paths {
 		var object map[string]json.RawMessage
@@ -87,8 +87,8 @@ var seeds = []string{
 	`{"method":`, "{\"\u212aid\":1,\"\u017f\":2,\"para\u006ds\":{}}", `{"method":"\ud800"}`,
 }
 
-// FuzzEnvelope compares all fields, and the reasons for refusing a message, with what encoding/json
-// finds. Inserting a member leaves the rest unchanged.
+// FuzzEnvelope compares the fields and the refusals of a message with the results of
+// encoding/json. Inserting a member leaves the rest unchanged.
 func FuzzEnvelope(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))
@@ -107,7 +107,7 @@ func FuzzEnvelope(f *testing.F) {
 		}
 		method := at(data, wire[Method])
 		if want := failure == nil && utf8.Valid(data) && (method == nil || method[0] == '"'); (strict == nil) != want {
-			t.Fatalf("%q as a request: %v, want it taken: %t", data, strict, want)
+			t.Fatalf("%q as a request: %v, want accepted: %t", data, strict, want)
 		}
 		if failure != nil {
 			for field := range fieldCount {
@@ -125,7 +125,7 @@ func FuzzEnvelope(f *testing.F) {
 			var text string
 			if isText := len(want) > 0 && want[0] == '"' && json.Unmarshal(want, &text) == nil; m.Text(field) != text ||
 				isText && m.Is(field, text+"x") {
-				t.Fatalf("%q: %s says %q, want %q", data, wire[field], m.Text(field), text)
+				t.Fatalf("%q: the text of %s is %q, want %q", data, wire[field], m.Text(field), text)
 			}
 		}
 		for name, check := range map[string]struct {
@@ -137,7 +137,7 @@ func FuzzEnvelope(f *testing.F) {
 			"decisive fields": {new(Message).ReadExact(data), decisive},
 		} {
 			if want := folded(data, check.paths); (check.failure != nil) != want && !jsontest.Repeats(data) {
-				t.Fatalf("%q, %s: %v, want it refused: %t", data, name, check.failure, want)
+				t.Fatalf("%q, %s: %v, want refused: %t", data, name, check.failure, want)
 			}
 		}
 		if bytes.Contains(data, []byte(inserted)) || jsontest.Repeats(data) {
@@ -184,7 +184,7 @@ func TestFieldsHaveParents(t *testing.T) {
 	}
 }
 
-// ReadWith finds in one pass what Read and Find find in two.
+// ReadWith finds in one pass the same values as Read and Find in two.
 func FuzzReadWith(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))
@@ -240,7 +240,7 @@ func FuzzReadWith(f *testing.F) {
 // sameFields reports whether two messages have the same fields at the same positions.
 func sameFields(a, b *Message) bool {
 	for f := range fieldCount {
-		if a.at(f) != b.at(f) {
+		if a.spanOf(f) != b.spanOf(f) {
 			return false
 		}
 	}
@@ -341,7 +341,7 @@ func FuzzOutline(f *testing.F) {
 			t.Fatalf("%q: %+v", data, a)
 		}
 		if whole.IsResponse() && !whole.IsResponseTo(id) {
-			t.Fatalf("%q does not answer %s", data, id)
+			t.Fatalf("%q is not a response to %s", data, id)
 		}
 	})
 }

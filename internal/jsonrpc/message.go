@@ -1,5 +1,5 @@
-// Package jsonrpc parses the envelope of JSON-RPC messages in place, and composes the errors that the
-// gateway sends.
+// Package jsonrpc parses the envelope of JSON-RPC messages in place, and composes the errors that
+// the gateway sends.
 //
 // A [Message] is the raw bytes and the positions of a few members in them. The gateway reads and
 // replaces these members; all other bytes pass unchanged.
@@ -106,7 +106,7 @@ type Message struct {
 	Raw    []byte
 	spans  []span   // of the fields present, in any order
 	has    fieldSet // fields present
-	folded fieldSet // fields present under a name in another case
+	folded fieldSet // fields that have the right name, except for its case
 }
 
 // A fieldSet has a bit for each field.
@@ -119,8 +119,8 @@ func setOf(fields ...Field) (s fieldSet) {
 	return s
 }
 
-// usualFields is the number of fields that most messages do not exceed.
-const usualFields = 10
+// typicalFields is the number of fields that most messages do not exceed.
+const typicalFields = 10
 
 // A span is the position of a field. 32 bits are enough, because messages over 2 GiB are refused.
 type span struct {
@@ -129,8 +129,8 @@ type span struct {
 	start, end int32
 }
 
-// at returns the span of a field; the zero span if it is absent.
-func (m *Message) at(f Field) span {
+// spanOf returns the span of a field; the zero span if it is absent.
+func (m *Message) spanOf(f Field) span {
 	if m.Has(f) {
 		for _, s := range m.spans {
 			if s.field == f {
@@ -149,7 +149,7 @@ func (m *Message) set(s span) {
 		return
 	}
 	if m.spans == nil {
-		m.spans = make([]span, 0, usualFields)
+		m.spans = make([]span, 0, typicalFields)
 	}
 	m.spans, m.has = append(m.spans, s), m.has|1<<s.field
 }
@@ -158,8 +158,8 @@ func (s span) isContainer() bool {
 	return s.kind == jsonspan.BeginObject || s.kind == jsonspan.BeginArray
 }
 
-// ReadRequest is Read for messages of clients. It is stricter: the text must be UTF-8, and the method
-// a string.
+// ReadRequest is Read for messages of clients. It is stricter: the text must be UTF-8, and the
+// method a string.
 func (m *Message) ReadRequest(data []byte) *Failure {
 	if !utf8.Valid(data) {
 		*m = Message{Raw: data}
@@ -173,34 +173,34 @@ func (m *Message) ReadRequest(data []byte) *Failure {
 }
 
 var (
-	// envelope are the fields of messages with any method.
-	envelope = setOf(Version, ID, Method, Params, Proxy, AuthToken)
-	// decisive are the fields of a server's message on which decisions depend.
-	decisive = setOf(Version, ID, Method, Params, URI, TaskID, Result, ResultType, InputRequests, CacheScope, Error)
-	// everything are the fields that a client can send.
-	everything = ^setOf(InputRequests)
+	// envelopeFields are the fields of messages with any method.
+	envelopeFields = setOf(Version, ID, Method, Params, Proxy, AuthToken)
+	// decisiveFields are the fields of a server's message on which decisions depend.
+	decisiveFields = setOf(Version, ID, Method, Params, URI, TaskID, Result, ResultType, InputRequests, CacheScope, Error)
+	// clientFields are the fields that a client can send.
+	clientFields = ^setOf(InputRequests)
 )
 
-// CheckExact refuses a message with a member whose name equals that of a field except for case. Some
-// servers ignore case, and decisions must be made on what the server reads. For an unknown method,
-// only the envelope counts.
+// CheckExact refuses a message with a member whose name equals that of a field except for case.
+// Some servers ignore case, and decisions must be made on what the server reads. For an unknown
+// method, only the envelope counts.
 func (m *Message) CheckExact(known bool) *Failure {
 	if known {
-		return m.checkFolded(everything)
+		return m.checkFolded(clientFields)
 	}
-	return m.checkFolded(envelope)
+	return m.checkFolded(envelopeFields)
 }
 
 func (m *Message) checkFolded(fields fieldSet) *Failure {
 	if m.folded&fields != 0 {
-		return InvalidRequest("the message has a member whose name differs from one of the protocol in case only")
+		return InvalidRequest("the message has a member whose name differs from a protocol name only in case")
 	}
 	return nil
 }
 
 // CheckDecisive refuses a server's message with a member whose name equals that of a decisive field
 // except for case. Some clients ignore case.
-func (m *Message) CheckDecisive() *Failure { return m.checkFolded(decisive) }
+func (m *Message) CheckDecisive() *Failure { return m.checkFolded(decisiveFields) }
 
 // ReadExact is Read and CheckDecisive. If the latter fails, the message still has its fields.
 func (m *Message) ReadExact(data []byte) *Failure {
@@ -219,10 +219,10 @@ func (m *Message) Read(data []byte) *Failure {
 	return m.finishRead(m.find(data, fields, &jsonspan.Search{}))
 }
 
-// ReadWith is Read that also calls found for each value at one of the paths, in the order in which the
-// values end. The error ambiguous says why other readers could find other values at these paths,
-// although they find the same fields: [jsonspan.ErrDuplicate] or [jsonspan.ErrFolded]. After a failure
-// or a duplicate, the values found are not valid.
+// ReadWith is Read that also calls found for each value at one of the paths, in the order in which
+// the values end. If the values at these paths are ambiguous, although the fields are not,
+// ambiguous is [jsonspan.ErrDuplicate] or [jsonspan.ErrFolded]. After a failure or a duplicate, the
+// values found are not valid.
 func (m *Message) ReadWith(
 	data []byte, paths *Paths, found func(path int, v jsonspan.Value),
 ) (_ *Failure, ambiguous error) {
@@ -272,8 +272,8 @@ func (m *Message) finishRead(err error) *Failure {
 	return failure
 }
 
-// readFailure returns the failure for an error of find, or for a message that is not an object with a valid
-// id.
+// readFailure returns the failure for an error of find, or for a message that is not an object or
+// has an invalid id.
 func (m *Message) readFailure(err error) *Failure {
 	switch {
 	case err == errTooLarge:
@@ -311,7 +311,7 @@ func (m *Message) Check() *Failure {
 	case response && !m.Has(ID):
 		return InvalidRequest("the response has no id")
 	case m.Has(Error) && !m.isError():
-		return InvalidRequest("the error has no code or no message")
+		return InvalidRequest("the error has no integer code or no message")
 	}
 	return nil
 }
@@ -331,14 +331,15 @@ func (m *Message) ErrorNumber() int {
 	return code
 }
 
-// IsUnsupportedVersion reports whether the message is the error for an unsupported protocol version.
+// IsUnsupportedVersion reports whether the message is the error for an unsupported protocol
+// version.
 func (m *Message) IsUnsupportedVersion() bool { return m.ErrorNumber() == codeVersion }
 
 // IsHeaderMismatch reports whether the message is the error for headers that contradict the body.
 func (m *Message) IsHeaderMismatch() bool { return m.ErrorNumber() == codeHeaderMismatch }
 
-// IsUnknownSession reports whether the message has one of the error codes that servers use for unknown
-// sessions.
+// IsUnknownSession reports whether the message has one of the error codes that servers use for
+// unknown sessions.
 func (m *Message) IsUnknownSession() bool {
 	switch m.ErrorNumber() {
 	case -32000, codeUnknownServer, CodeInvalidRequest:
@@ -347,10 +348,12 @@ func (m *Message) IsUnknownSession() bool {
 	return false
 }
 
-// Status returns the HTTP status of a response in the modern era. In the legacy era it is always 200.
+// Status returns the HTTP status of a response in the modern era. In the legacy era it is always
+// 200.
 func (m *Message) Status() int { return StatusOf(m.ErrorNumber()) }
 
-// StatusOf returns the HTTP status of a response in the modern era, by its error code; 0 for a result.
+// StatusOf returns the HTTP status of a response in the modern era, given its error code. The code
+// of a result is 0.
 func StatusOf(code int) int {
 	switch code {
 	case CodeMethodNotFound:
@@ -377,7 +380,7 @@ func isObject(data []byte) bool {
 const Absent = jsonspan.More
 
 // Kind returns the JSON type of a field.
-func (m *Message) Kind(f Field) jsonspan.Kind { return m.at(f).kind }
+func (m *Message) Kind(f Field) jsonspan.Kind { return m.spanOf(f).kind }
 
 // Has reports whether the message has a field.
 func (m *Message) Has(f Field) bool { return m.has&(1<<f) != 0 }
@@ -387,13 +390,13 @@ func (m *Message) Literal(f Field) []byte {
 	if !m.Has(f) {
 		return nil
 	}
-	s := m.at(f)
+	s := m.spanOf(f)
 	return m.Raw[s.start:s.end]
 }
 
 // Text returns the value of a string field; "" if it is not a string.
 func (m *Message) Text(f Field) string {
-	s := m.at(f)
+	s := m.spanOf(f)
 	if s.kind != jsonspan.String {
 		return ""
 	}
@@ -402,7 +405,7 @@ func (m *Message) Text(f Field) string {
 
 // Is reports whether a field is a string with this value.
 func (m *Message) Is(f Field, text string) bool {
-	s := m.at(f)
+	s := m.spanOf(f)
 	return s.kind == jsonspan.String && jsonspan.TextIs(m.body(s), text)
 }
 
@@ -411,7 +414,7 @@ func (m *Message) body(s span) []byte { return m.Raw[s.start+1 : s.end-1] }
 
 // Replace returns the edit that replaces a field with a literal. The message must have the field.
 func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
-	s := m.at(f)
+	s := m.spanOf(f)
 	return jsonspan.Edit{Start: int(s.start), End: int(s.end), New: literal}
 }
 
@@ -426,16 +429,16 @@ func (m *Message) ReplaceAll(literal []byte, fields ...Field) (edits []jsonspan.
 	return edits
 }
 
-// Edited returns the message with edits, as Read would parse it. It does not parse objects and arrays
-// again if the edits only replace strings in them. The edits may come in any order, but must not
-// overlap.
+// Edited returns the message with edits, as Read would parse it. It does not parse objects and
+// arrays again if the edits only replace strings in them. The edits may come in any order, but must
+// not overlap.
 func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 	raw := jsonspan.Spliced(m.Raw, edits...)
-	if m.folded != 0 { // their positions are not stored
+	if m.folded != 0 { // the positions of folded fields are not stored
 		failure := edited.Read(raw)
 		return edited, failure
 	}
-	moved := func(s span) span { // by the edits before and in it
+	moved := func(s span) span { // moves and resizes s, for the edits before it and in it
 		from := s
 		for _, e := range edits {
 			by := int32(len(e.New) - (e.End - e.Start))
@@ -449,7 +452,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		return s
 	}
 	err := edited.find(raw, fields, &jsonspan.Search{KnownEnd: func(path, start int) (end int) {
-		old := m.at(Field(path))
+		old := m.spanOf(Field(path))
 		if !old.isContainer() || int(moved(old).start) != start {
 			return 0
 		}
@@ -491,11 +494,11 @@ func isPlainString(literal []byte) bool {
 
 // Within converts an edit of the literal of a field to an edit of the message.
 func (m *Message) Within(f Field, e jsonspan.Edit) jsonspan.Edit {
-	return e.Moved(int(m.at(f).start))
+	return e.Moved(int(m.spanOf(f).start))
 }
 
-// Insert returns the edit that adds a member to the params. Params that are missing, or not an object,
-// are replaced with an object.
+// Insert returns the edit that adds a member to the params. Params that are missing, or not an
+// object, are replaced with an object.
 func (m *Message) Insert(member []byte) jsonspan.Edit {
 	object := slices.Concat([]byte("{"), member, []byte("}"))
 	switch {

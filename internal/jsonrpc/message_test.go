@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// names are the fields as tests write them.
+// names has the fields by the names that tests use.
 var names = map[string]Field{
 	"jsonrpc": Version, "id": ID, "method": Method, "params": Params, "name": Name, "uri": URI, "taskId": TaskID,
 	"requestId": RequestID, "progressToken": Progress, "arguments": Arguments, "protocolVersion": Requested,
@@ -24,20 +24,20 @@ func TestFieldsAreFound(t *testing.T) {
 		data string
 		want map[string]string // nil: no other fields
 	}{
-		{"of a request", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"name":"x"},` +
+		{"a request", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"name":"x"},` +
 			`"_meta":{"progressToken":"t"}}}`,
 			map[string]string{"jsonrpc": `"2.0"`, "id": `1`, "method": `"tools/call"`,
 				"params": `{"name":"echo","arguments":{"name":"x"},"_meta":{"progressToken":"t"}}`,
 				"name":   `"echo"`, "arguments": `{"name":"x"}`, "_meta": `{"progressToken":"t"}`, "_meta.progressToken": `"t"`}},
-		{"wherever they stand", ` { "params" : {"_meta":{"progressToken":0},"uri":"a:b"} , "method":"m", "id" : "x" } `,
+		{"members in any order", ` { "params" : {"_meta":{"progressToken":0},"uri":"a:b"} , "method":"m", "id" : "x" } `,
 			map[string]string{"id": `"x"`, "method": `"m"`, "params": `{"_meta":{"progressToken":0},"uri":"a:b"}`,
 				"uri": `"a:b"`, "_meta": `{"progressToken":0}`, "_meta.progressToken": `0`}},
-		{"with escapes in their keys", `{"\u0069d":1,"m\u0065thod":"m","par\u0061ms":{"n\u0061me":"x"}}`,
+		{"keys with escapes", `{"\u0069d":1,"m\u0065thod":"m","par\u0061ms":{"n\u0061me":"x"}}`,
 			map[string]string{"id": `1`, "method": `"m"`, "params": `{"n\u0061me":"x"}`, "name": `"x"`}},
-		{"in their own case only", `{"ID":1,"Method":"m","Params":{"Name":"x"}}`, map[string]string{}},
-		{"at their own place only", `{"result":{"id":1,"method":"m","name":"n","error":{"code":1}}}`,
+		{"keys in another case", `{"ID":1,"Method":"m","Params":{"Name":"x"}}`, map[string]string{}},
+		{"keys at another place", `{"result":{"id":1,"method":"m","name":"n","error":{"code":1}}}`,
 			map[string]string{"result": `{"id":1,"method":"m","name":"n","error":{"code":1}}`}},
-		{"of the stateless era",
+		{"a request of the modern era",
 			`{"id":1,"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"v",` +
 				`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}}`,
 			map[string]string{"id": `1`, "method": `"m"`, "_meta.version": `"v"`, "_meta.capabilities": `{}`,
@@ -46,12 +46,12 @@ func TestFieldsAreFound(t *testing.T) {
 					`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}`,
 				"params": `{"_meta":{"io.modelcontextprotocol/protocolVersion":"v",` +
 					`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}`}},
-		{"of an error", `{"id":null,"error":{"message":"x","code":-32601}}`, map[string]string{"id": `null`,
+		{"an error", `{"id":null,"error":{"message":"x","code":-32601}}`, map[string]string{"id": `null`,
 			"error": `{"message":"x","code":-32601}`, "error.code": `-32601`}},
-		{"of the end of listening", `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}}`,
+		{"the result of a subscription", `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}}`,
 			map[string]string{"id": `1`, "result": `{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}`,
 				"result.subscriptionId": `7`}},
-		{"of what has none", `{}`, map[string]string{}},
+		{"no fields", `{}`, map[string]string{}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -76,12 +76,12 @@ func TestMessagesAreRefused(t *testing.T) {
 		data string
 		code int
 	}{
-		{"nothing", ``, CodeParseError},
+		{"an empty text", ``, CodeParseError},
 		{"blanks", " \n", CodeParseError},
 		{"a truncated message", `{"id":1`, CodeParseError},
-		{"what goes on", `{"id":1}}`, CodeParseError},
+		{"text after the message", `{"id":1}}`, CodeParseError},
 		{"two messages", `{}{}`, CodeParseError},
-		{"no JSON", `{id:1}`, CodeParseError},
+		{"invalid JSON", `{id:1}`, CodeParseError},
 		{"a byte order mark", "\ufeff{}", CodeParseError},
 		{"an array", `[{"id":1,"method":"m"}]`, CodeInvalidRequest},
 		{"a string", `"id"`, CodeInvalidRequest},
@@ -104,14 +104,14 @@ func TestMessagesAreRefused(t *testing.T) {
 			var m Message
 			failure := m.Read([]byte(tt.data))
 			if failure == nil {
-				t.Fatal("read")
+				t.Fatal("it was accepted")
 			}
 			if failure.Code != tt.code || failure.Status != 400 {
 				t.Errorf("got %d, status %d; want %d, 400", failure.Code, failure.Status, tt.code)
 			}
 			for name, f := range names {
 				if m.Has(f) {
-					t.Errorf("it has %s nevertheless", name)
+					t.Errorf("the refused message has %s", name)
 				}
 			}
 		})
@@ -122,10 +122,10 @@ func TestRequestsAreUTF8(t *testing.T) {
 	data := []byte("{\"id\":1,\"method\":\"\xff\"}")
 	var m Message
 	if failure := m.ReadRequest(data); failure == nil || failure.Code != CodeParseError || m.Has(ID) {
-		t.Errorf("of a client: %v", failure)
+		t.Errorf("from a client: %v", failure)
 	}
 	if failure := m.Read(data); failure != nil {
-		t.Errorf("of a server: %v", failure)
+		t.Errorf("from a server: %v", failure)
 	}
 }
 
@@ -144,13 +144,13 @@ func TestMethodsOfRequestsAreStrings(t *testing.T) {
 	}
 }
 
-func TestNamesInOtherLetters(t *testing.T) {
+func TestKeysInAnotherCase(t *testing.T) {
 	// Whether a message is refused with a known method, with an unknown one, and from a server.
 	for _, tt := range []struct {
 		name, data                 string
 		known, unknown, fromServer bool
 	}{
-		{"none", `{"id":1,"method":"m","params":{"name":"x","uri":"y"}}`, false, false, false},
+		{"exact keys", `{"id":1,"method":"m","params":{"name":"x","uri":"y"}}`, false, false, false},
 		{"an id", `{"ID":1,"method":"m"}`, true, true, true},
 		{"a method", `{"id":1,"method":"m","Method":"n"}`, true, true, true},
 		{"params", `{"id":1,"method":"m","PARAMS":{}}`, true, true, true},
@@ -161,7 +161,7 @@ func TestNamesInOtherLetters(t *testing.T) {
 		{"a result", `{"id":1,"result":{},"Result":{}}`, true, false, true},
 		{"the type of a result", `{"id":1,"result":{"resultType":"complete","ResultType":"input_required"}}`, true, false,
 			true},
-		{"what a result asks for", `{"id":1,"result":{"inputRequests":{},"InputRequests":{}}}`, false, false, true},
+		{"the input requests of a result", `{"id":1,"result":{"inputRequests":{},"InputRequests":{}}}`, false, false, true},
 		{"a name within arguments", `{"id":1,"method":"m","params":{"arguments":{"Name":"x","URI":"y"}}}`, false, false,
 			false},
 	} {
@@ -171,16 +171,16 @@ func TestNamesInOtherLetters(t *testing.T) {
 				t.Fatal(failure)
 			}
 			if got := m.CheckExact(true) != nil; got != tt.known {
-				t.Errorf("if the method is known: %t", got)
+				t.Errorf("with a known method, refused: %t", got)
 			}
 			if failure := m.ReadRequest([]byte(tt.data)); failure != nil {
 				t.Fatal(failure)
 			}
 			if got := m.CheckExact(false) != nil; got != tt.unknown {
-				t.Errorf("if it is not: %t", got)
+				t.Errorf("with an unknown method, refused: %t", got)
 			}
 			if got := m.ReadExact([]byte(tt.data)) != nil; got != tt.fromServer {
-				t.Errorf("of a server: %t", got)
+				t.Errorf("from a server, refused: %t", got)
 			}
 		})
 	}
@@ -195,9 +195,9 @@ func TestKindsOfMessages(t *testing.T) {
 		{`{"id":null,"method":"m"}`, "request"},
 		{`{"id":0,"method":"m","result":1}`, "request"},
 		{`{"method":"m"}`, "notification"},
-		{`{"id":1,"result":null}`, "answer"},
-		{`{"id":null,"error":{}}`, "answer"},
-		{`{"result":{}}`, "answer"},
+		{`{"id":1,"result":null}`, "response"},
+		{`{"id":null,"error":{}}`, "response"},
+		{`{"result":{}}`, "response"},
 		{`{"id":1}`, ""},
 		{`{"id":1,"result":1,"error":{}}`, ""},
 	}
@@ -207,7 +207,7 @@ func TestKindsOfMessages(t *testing.T) {
 			t.Fatal(failure)
 		}
 		for kind, is := range map[string]bool{"request": m.IsRequest(), "notification": m.IsNotification(),
-			"answer": m.IsResponse()} {
+			"response": m.IsResponse()} {
 			if is != (kind == tt.want) {
 				t.Errorf("%s: %s is %t", tt.data, kind, is)
 			}
@@ -286,7 +286,7 @@ func TestComposedMessages(t *testing.T) {
 	}
 }
 
-// FuzzMessage compares the fields with what encoding/json finds.
+// FuzzMessage compares the fields with those that encoding/json decodes.
 func FuzzMessage(f *testing.F) {
 	for _, seed := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"x","_meta":{"progressToken":1}}}`,
@@ -311,7 +311,7 @@ func FuzzMessage(f *testing.F) {
 			return // encoding/json has other limits
 		}
 		if err != nil {
-			t.Fatalf("read: %q", data)
+			t.Fatalf("accepted: %q", data)
 		}
 		for key, field := range map[string]Field{"id": ID, "method": Method, "params": Params, "result": Result,
 			"error": Error} {

@@ -7,8 +7,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// An Outline parses a message in pieces, without holding it. It finds the members that tell the kind
-// of the message, its id, and its error code.
+// An Outline parses a message in pieces, without holding it. It finds the members that tell the
+// kind of the message, its id, and its error code.
 type Outline struct {
 	*jsonspan.Watcher
 	has    [fieldCount]bool
@@ -21,14 +21,14 @@ type Outline struct {
 const maxLooked = 64 << 10
 
 var (
-	outlined      = [...]Field{ID, Method, Result, ResultType, Error, ErrorCode}
-	outlinedPaths = jsonspan.CompilePaths("id", "method", "result", "result.resultType", "error", "error.code")
+	outlineFields = [...]Field{ID, Method, Result, ResultType, Error, ErrorCode}
+	outlinePaths  = jsonspan.CompilePaths("id", "method", "result", "result.resultType", "error", "error.code")
 )
 
 // NewOutline returns an Outline. The message is written to it as to a [jsonspan.Watcher].
 func NewOutline() *Outline {
 	o := new(Outline)
-	o.Watcher = outlinedPaths.Watch(o.found)
+	o.Watcher = outlinePaths.Watch(o.found)
 	return o
 }
 
@@ -38,8 +38,8 @@ func (o *Outline) Reset() {
 	*o = Outline{Watcher: o.Watcher, id: o.id[:0]}
 }
 
-// Look reads the next piece of a message like Write, but stops after 64 KiB if there is a result. The
-// rest does not matter here.
+// Look reads the next piece of a message like Write, until it has read 64 KiB and found a result.
+// What follows then does not matter to its callers.
 func (o *Outline) Look(p []byte) {
 	for len(p) > 0 && (o.looked < maxLooked || !o.has[Result]) {
 		n := min(len(p), maxLooked)
@@ -53,7 +53,7 @@ func (o *Outline) Look(p []byte) {
 func (o *Outline) Looked() int { return o.looked }
 
 func (o *Outline) found(path int, k jsonspan.Kind, literal []byte) {
-	switch field := outlined[path]; {
+	switch field := outlineFields[path]; {
 	case k == jsonspan.Key:
 		o.has[field] = true
 	case field == ID:
@@ -63,18 +63,17 @@ func (o *Outline) found(path int, k jsonspan.Kind, literal []byte) {
 	}
 }
 
-// Has reports whether the message has a field so far. It knows only fields that tell the kind of the
-// message.
+// Has reports whether the message has a field so far. It knows only the fields of an Outline.
 func (o *Outline) Has(f Field) bool { return o.has[f] }
 
-// IsResponse reports whether the message is a response, so far. Unlike [Message.IsAnswer] it accepts
-// both a result and an error, because some servers send "error":null.
+// IsResponse reports whether the message is a response, so far. Unlike [Message.IsResponse] it
+// accepts both a result and an error, because some servers send "error":null.
 func (o *Outline) IsResponse() bool {
 	return (o.has[Result] || o.has[Error]) && !o.has[Method]
 }
 
-// IsResponseTo reports whether the message may be the response to the request with this id. An id that has
-// not been read yet, or has more than 256 bytes, matches.
+// IsResponseTo reports whether the message may be the response to the request with this id. An id
+// that has not been read yet, or has more than 256 bytes, matches.
 func (o *Outline) IsResponseTo(id []byte) bool {
 	return o.IsResponse() && (len(o.id) == 0 || SameID(o.id, id))
 }
@@ -84,8 +83,8 @@ func (o *Outline) ErrorCode() (code int, ok bool) {
 	return o.code, o.has[ErrorCode] && !o.has[Method]
 }
 
-// SameID reports whether two literals are the same id. Servers may spell an id differently; integers
-// have only one spelling.
+// SameID reports whether two literals are the same id. Servers may spell an id in another way, such
+// as 1.0 for 1, but an integer without point and exponent has only one spelling.
 func SameID(a, b []byte) bool {
 	if bytes.Equal(a, b) {
 		return true

@@ -6,8 +6,8 @@
 //
 // A [Scanner] validates in one pass. It reads whole buffers as well as bytes as
 // they arrive, in pieces of any size, and its memory does not grow with the text.
-// [Paths] selects values by their place: Find in a complete text, Watch in one
-// that arrives in pieces.
+// [Paths] selects values by the keys that lead to them: Find in a complete text,
+// Watch in a text that arrives in pieces.
 //
 // # Guarantees
 //

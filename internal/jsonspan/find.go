@@ -18,7 +18,7 @@ func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 	return p.find(finder{data: data}, &Search{Found: found})
 }
 
-// FindExact is Find for a text on which other programs decide, too. Many of them
+// FindExact is Find for a text that other programs interpret, too. Many of them
 // read Name as name, and some read name\u0000 as name. FindExact therefore refuses,
 // with [ErrFolded], keys that differ from those of the paths only in this way.
 func (p *Paths) FindExact(data []byte, found func(path int, v Value)) error {
@@ -34,14 +34,15 @@ type Search struct {
 	// the key that it resembles, or -1 if no path ends there.
 	Folded func(path int)
 
-	// KnownEnd returns the end of the object or array that begins at start, at path, if
-	// the caller knows that it is valid, else 0. The search then skips it: neither it
-	// nor the values in it are reported.
+	// KnownEnd may know the end of an object or array that begins at start, at path.
+	// If the caller knows that the value is valid, KnownEnd returns its end, and the
+	// search skips it: neither it nor the values in it are reported. Else it returns 0.
 	KnownEnd func(path, start int) (end int)
 
-	// KnownElementsEnd returns the end of an element of the array that begins at start, at
-	// path, if the caller knows that the array is valid up to there, else 0. The
-	// search continues after it: neither it nor the elements before it are reported.
+	// KnownElementsEnd is the same for the first elements of an array that begins at
+	// start, at path. If the caller knows that the array is valid up to the end of an
+	// element, it returns that end, and the search continues there: the elements before
+	// it are not reported. Else it returns 0.
 	KnownElementsEnd func(path, start int) (end int)
 }
 
@@ -94,7 +95,7 @@ func (f *finder) skipSpace(i int) int {
 	return i
 }
 
-// value reads the value at offset i. Its place is n, or nil if no path leads to it.
+// value reads the value at offset i. n is its node, or nil if no path leads to it.
 func (f *finder) value(i int, n *node, depth int, s *Search) int {
 	if i >= len(f.data) {
 		return f.fail(io.ErrUnexpectedEOF, i)
@@ -180,7 +181,7 @@ func (f *finder) object(i int, n *node, depth int, s *Search) int {
 			i = f.skipSpace(i + 1)
 			continue
 		}
-		return f.closing(i, '}')
+		return f.closeContainer(i, '}')
 	}
 }
 
@@ -203,12 +204,12 @@ func (f *finder) array(i int, n *node, depth int, s *Search) int {
 			i = f.skipSpace(i + 1)
 			continue
 		}
-		return f.closing(i, ']')
+		return f.closeContainer(i, ']')
 	}
 }
 
-// closing reads the closing brace or bracket c of a container.
-func (f *finder) closing(i int, c byte) int {
+// closeContainer reads c, the closing brace or bracket of a container.
+func (f *finder) closeContainer(i int, c byte) int {
 	if i >= len(f.data) || f.data[i] != c {
 		return f.fail(ErrSyntax, i)
 	}
@@ -237,9 +238,9 @@ func (f *finder) skip(i, depth int) int {
 	}
 }
 
-// text reads a string or key. It returns the number of its characters and whether
-// it has \uXXXX escapes.
-func (f *finder) text(i int) (end, chars int, numbered bool) {
+// text reads a string or key. It returns its end, the number of its characters, and
+// whether it has \uXXXX escapes.
+func (f *finder) text(i int) (end, chars int, hasUnicode bool) {
 	// Fast path: nearly all strings are short and plain ASCII.
 	for i++; chars < 32 && i+8 <= len(f.data); i, chars = i+8, chars+8 {
 		if m := special(binary.LittleEndian.Uint64(f.data[i:])) & highBits; m != 0 {
@@ -251,8 +252,8 @@ func (f *finder) text(i int) (end, chars int, numbered bool) {
 			break
 		}
 	}
-	i, chars, numbered, stopped := readText(f.data, i, chars)
-	return f.endText(i, stopped), chars, numbered
+	i, chars, hasUnicode, stopped := readText(f.data, i, chars)
+	return f.endText(i, stopped), chars, hasUnicode
 }
 
 // skipText reads a string or key without counting its characters.

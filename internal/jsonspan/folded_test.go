@@ -12,19 +12,19 @@ func TestFindExactRefusesLookAlikes(t *testing.T) {
 		name, text string
 		want       error
 	}{
-		{"keys as they are", `{"method":1,"params":{"name":2,"other":3}}`, nil},
+		{"exact keys", `{"method":1,"params":{"name":2,"other":3}}`, nil},
 		{"another case", `{"Method":1}`, ErrFolded},
-		{"beside the key itself", `{"method":1,"METHOD":2}`, ErrFolded},
-		{"deeper down", `{"params":{"nAme":1}}`, ErrFolded},
+		{"next to the key itself", `{"method":1,"METHOD":2}`, ErrFolded},
+		{"in a nested object", `{"params":{"nAme":1}}`, ErrFolded},
 		{"in a list", `{"list":[{"name":1,"NAME":2}]}`, ErrFolded},
-		{"spelled by numbers", `{"\u004dethod":1}`, ErrFolded},
+		{"with a numeric escape", `{"\u004dethod":1}`, ErrFolded},
 		{"the Kelvin sign", "{\"params\":{\"\u212aind\":1}}", ErrFolded},
 		{"a null character at the end", `{"params":{"name":1,"name\u0000":2}}`, ErrFolded},
-		{"several of them, in another case", `{"METHOD\u0000\u0000":1}`, ErrFolded},
+		{"several null characters and another case", `{"METHOD\u0000\u0000":1}`, ErrFolded},
 		{"a null character elsewhere", `{"na\u0000me":1,"\u0000":2}`, nil},
-		{"where no path leads", `{"params":{"other":{"Name":1}}}`, nil},
+		{"outside the paths", `{"params":{"other":{"Name":1}}}`, nil},
 		{"another key", `{"methods":1,"param":2,"":3}`, nil},
-		{"twice", `{"method":1,"method":2}`, ErrDuplicate},
+		{"a repeated key", `{"method":1,"method":2}`, ErrDuplicate},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := paths.FindExact([]byte(test.text), func(int, Value) {}); !errors.Is(err, test.want) {
@@ -43,7 +43,7 @@ func TestSearchReportsLookAlikes(t *testing.T) {
 		name, text string
 		want       []int
 	}{
-		{"keys as they are", `{"method":1,"params":{"name":2}}`, nil},
+		{"exact keys", `{"method":1,"params":{"name":2}}`, nil},
 		{"another case", `{"METHOD":1,"params":{"Kind":1,"name":2}}`, []int{0, 2}},
 		{"a key that paths lead through", `{"Params":{"Name":1}}`, []int{-1}},
 	} {

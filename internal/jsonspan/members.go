@@ -59,12 +59,12 @@ func Elements(data []byte) iter.Seq[Value] {
 	}
 }
 
-// anyItem is the place of each value that [Members] and [Elements] report. No path
-// leads further.
+// anyItem is the node of each value that [Members] and [Elements] report. It has no
+// children, because the values inside are not reported.
 var anyItem node
 
-// Remove returns the Edit that removes the member with this key from the object
-// data, with one comma, and whether there is such a member. If the key is repeated,
+// Remove returns the Edit that removes the member with this key, and one comma, from
+// the object data. It reports whether there is such a member. If the key is repeated,
 // it removes the first one. The Edits for two keys of an object can overlap: apply
 // the first before calling Remove for the second.
 func Remove(data []byte, key string) (Edit, bool) {
@@ -87,15 +87,16 @@ func Remove(data []byte, key string) (Edit, bool) {
 	return e, found
 }
 
-// A Removal removes some members of an object. Call [Removal.Next] for each member, in order.
+// A Removal removes some members of an object. Call [Removal.Visit] for each member, in order.
 type Removal struct {
-	edits             []Edit
-	removing, hasKept bool // whether start and end, and keptEnd, are set
-	start, end        int  // adjacent members to remove, not yet in edits
-	keptEnd           int  // end of the last member that is kept
+	edits      []Edit
+	removing   bool // start and end are set
+	hasKept    bool // keptEnd is set
+	start, end int  // adjacent members to remove, not yet in edits
+	keptEnd    int  // end of the last member that is kept
 }
 
-// Visit passes the next member of the object and whether to remove it.
+// Visit tells r the next member of the object, and whether to remove it.
 func (r *Removal) Visit(m Member, remove bool) {
 	switch {
 	case remove && r.removing:

@@ -23,17 +23,18 @@ func TestMembers(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"of every kind", `{"a":1,"b":"x","c":[2],"d":{"a":3},"e":null}`, []string{`a is 9 1 in "a":1`,
+		{"members of every kind", `{"a":1,"b":"x","c":[2],"d":{"a":3},"e":null}`, []string{`a is 9 1 in "a":1`,
 			`b is 8 "x" in "b":"x"`, `c is 5 [2] in "c":[2]`, `d is 3 {"a":3} in "d":{"a":3}`, `e is 12 null in "e":null`}},
-		{"between white space", " {\n\"a\" : 1 ,\t\"b\" :\r2 } ", []string{`a is 9 1 in "a" : 1`, "b is 9 2 in \"b\" :\r2"}},
-		{"keys without their escapes", `{"na\u006de":1,"":2,"\ud83d\ude00\n":3}`, []string{`name is 9 1 in "na\u006de":1`,
+		{"white space around members",
+			" {\n\"a\" : 1 ,\t\"b\" :\r2 } ", []string{`a is 9 1 in "a" : 1`, "b is 9 2 in \"b\" :\r2"}},
+		{"keys with escapes", `{"na\u006de":1,"":2,"\ud83d\ude00\n":3}`, []string{`name is 9 1 in "na\u006de":1`,
 			` is 9 2 in "":2`, "😀\n is 9 3 in \"\\ud83d\\ude00\\n\":3"}},
-		{"repeated", `{"a":1,"a":2}`, []string{`a is 9 1 in "a":1`, `a is 9 2 in "a":2`}},
-		{"none", ` { } `, nil},
-		{"of an array", `[{"a":1}]`, nil},
-		{"of a string", `"{\"a\":1}"`, nil},
-		{"of nothing", ``, nil},
-		{"up to a fault", `{"a":1,"b":tru,"c":2}`, []string{`a is 9 1 in "a":1`}},
+		{"repeated keys", `{"a":1,"a":2}`, []string{`a is 9 1 in "a":1`, `a is 9 2 in "a":2`}},
+		{"an empty object", ` { } `, nil},
+		{"an array", `[{"a":1}]`, nil},
+		{"a string", `"{\"a\":1}"`, nil},
+		{"an empty text", ``, nil},
+		{"up to an error", `{"a":1,"b":tru,"c":2}`, []string{`a is 9 1 in "a":1`}},
 		{"up to a missing colon", `{"a":1,"b"}`, []string{`a is 9 1 in "a":1`}},
 		{"up to a missing key", `{"a":1,}`, []string{`a is 9 1 in "a":1`}},
 		{"up to a missing comma", `{"a":1 "b":2}`, []string{`a is 9 1 in "a":1`}},
@@ -51,12 +52,12 @@ func TestElements(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"of every kind", `[1,"x",[2],{"a":3},null]`, []string{`1`, `"x"`, `[2]`, `{"a":3}`, `null`}},
-		{"between white space", " [\n1 ,\t[ ] ,\r\"\" ] ", []string{`1`, `[ ]`, `""`}},
-		{"none", ` [ ] `, nil},
-		{"of an object", `{"a":[1]}`, nil},
-		{"of nothing", ` `, nil},
-		{"up to a fault", `[1,[2}]`, []string{`1`}},
+		{"elements of every kind", `[1,"x",[2],{"a":3},null]`, []string{`1`, `"x"`, `[2]`, `{"a":3}`, `null`}},
+		{"white space around elements", " [\n1 ,\t[ ] ,\r\"\" ] ", []string{`1`, `[ ]`, `""`}},
+		{"an empty array", ` [ ] `, nil},
+		{"an object", `{"a":[1]}`, nil},
+		{"a blank text", ` `, nil},
+		{"up to an error", `[1,[2}]`, []string{`1`}},
 		{"up to a missing element", `[1,]`, []string{`1`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -95,14 +96,14 @@ func splice(t *testing.T, text string, e Edit) string {
 func TestRemove(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"the first", `{"k":1,"b":2}`, `{"b":2}`},
-		{"one between others", `{"a":0, "k":1, "b":2}`, `{"a":0, "b":2}`},
+		{"a member between others", `{"a":0, "k":1, "b":2}`, `{"a":0, "b":2}`},
 		{"the last", `{"a":0 , "k":1 }`, `{"a":0 }`},
-		{"the only one", ` { "k":[1,{}] } `, ` {  } `},
-		{"by what its key stands for", `{"a":0,"\u006b":"\"},{"}`, `{"a":0}`},
-		{"the first of two", `{"k":1,"k":2}`, `{"k":2}`},
-		{"none further in", `{"a":{"k":1}}`, ``},
-		{"none of nothing", `{}`, ``},
-		{"none of an array", `["k"]`, ``},
+		{"the only member", ` { "k":[1,{}] } `, ` {  } `},
+		{"a key with an escape", `{"a":0,"\u006b":"\"},{"}`, `{"a":0}`},
+		{"the first of two equal keys", `{"k":1,"k":2}`, `{"k":2}`},
+		{"a nested member", `{"a":{"k":1}}`, ``},
+		{"an empty object", `{}`, ``},
+		{"an array", `["k"]`, ``},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e, ok := Remove([]byte(test.text), "k")
@@ -121,13 +122,13 @@ func TestRemove(t *testing.T) {
 
 func TestRemoval(t *testing.T) {
 	for _, test := range []struct{ name, text, want, with string }{
-		{"all of them", ` { "k":1 , "k" : 2 } `, ` {  } `, ` {"n":1  } `},
+		{"all members", ` { "k":1 , "k" : 2 } `, ` {  } `, ` {"n":1  } `},
 		{"the first", `{"k":1, "a":2}`, `{"a":2}`, `{"a":2,"n":1}`},
-		{"those between others", `{"a":0, "k":1,"\u006b":{}, "b":2 }`, `{"a":0, "b":2 }`, `{"a":0, "b":2,"n":1 }`},
+		{"members between others", `{"a":0, "k":1,"\u006b":{}, "b":2 }`, `{"a":0, "b":2 }`, `{"a":0, "b":2,"n":1 }`},
 		{"the last", `{"a":0 , "k":1 }`, `{"a":0 }`, `{"a":0,"n":1 }`},
-		{"here and there", `{"k":1,"a":0,"k":1,"b":0,"k":1,"k":2}`, `{"a":0,"b":0}`, `{"a":0,"b":0,"n":1}`},
-		{"none", `{ "a":{"k":1} }`, `{ "a":{"k":1} }`, `{ "a":{"k":1},"n":1 }`},
-		{"none of nothing", ` { }`, ` { }`, ` {"n":1 }`},
+		{"in several places", `{"k":1,"a":0,"k":1,"b":0,"k":1,"k":2}`, `{"a":0,"b":0}`, `{"a":0,"b":0,"n":1}`},
+		{"no such member", `{ "a":{"k":1} }`, `{ "a":{"k":1} }`, `{ "a":{"k":1},"n":1 }`},
+		{"an empty object", ` { }`, ` { }`, ` {"n":1 }`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var r Removal
@@ -139,7 +140,7 @@ func TestRemoval(t *testing.T) {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 			if got := string(Spliced([]byte(test.text), with.Edits([]byte(test.text), []byte(`"n":1`))...)); got != test.with {
-				t.Errorf("with another: got %s, want %s", got, test.with)
+				t.Errorf("with a new member: got %s, want %s", got, test.with)
 			}
 		})
 	}
@@ -158,7 +159,7 @@ func TestInsert(t *testing.T) {
 		}
 	}
 	if got := string(member[:8]); got != `"k":"v" ` {
-		t.Errorf("wrote behind the member: %s", got)
+		t.Errorf("wrote after the member: %s", got)
 	}
 }
 
@@ -175,11 +176,11 @@ func TestAppend(t *testing.T) {
 		}
 	}
 	if got := string(member[:8]); got != `"k":"v" ` {
-		t.Errorf("wrote behind the member: %s", got)
+		t.Errorf("wrote after the member: %s", got)
 	}
 }
 
-// Members and Elements report what encoding/json decodes, and adding or removing a
+// Members and Elements report the same values as encoding/json, and adding or removing a
 // member changes nothing else.
 func TestMembersAreThoseOfEncodingJSON(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(3, 4))}
@@ -217,7 +218,7 @@ func TestMembersAreThoseOfEncodingJSON(t *testing.T) {
 			want["new"] = json.Number("1")
 			with := splice(t, text, Insert([]byte(text), []byte(`"new":1`)))
 			if got := decode(t, []byte(with)); !reflect.DeepEqual(got, any(want)) {
-				t.Errorf("%s with another is %s", text, with)
+				t.Errorf("%s with a new member is %s", text, with)
 			}
 		default:
 			if len(object)+len(elements) > 0 {

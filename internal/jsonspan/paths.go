@@ -7,12 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// Paths is a set of places in a JSON text. It is immutable and safe for concurrent use.
+// Paths selects values of a JSON text by their keys. It is immutable and safe for concurrent use.
 type Paths struct {
 	root node
 }
 
-// A node is a place that paths lead to or through.
+// A node is a value that a path selects, or through which a path leads.
 type node struct {
 	path int // index of the path that ends here, or -1
 	keys []edge
@@ -27,7 +27,7 @@ type edge struct {
 	node *node
 }
 
-// A Value is the place of a value in a text, from offset Start up to End.
+// A Value is the position of a value in a text, from offset Start up to End.
 type Value struct {
 	Kind              Kind // String, Number, True, False, Null, BeginObject or BeginArray
 	Start, End        int
@@ -40,8 +40,8 @@ func (v Value) Body(data []byte) []byte { return data[v.Start+1 : v.End-1] }
 
 // CompilePaths parses paths such as "params.name" or "result.tools.*.name": keys
 // separated by dots. * stands for every element of an array, and for every member
-// of an object that no other path names at this place. A dot that is part of a key
-// is written \. . CompilePaths panics on empty or repeated paths, because paths are
+// of an object that no other path names there. A backslash makes the dot in a\.b a
+// part of the key. CompilePaths panics on empty or repeated paths, because paths are
 // constants of the program.
 func CompilePaths(paths ...string) *Paths {
 	p := &Paths{root: node{path: -1}}

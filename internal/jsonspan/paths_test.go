@@ -33,14 +33,14 @@ func TestFind(t *testing.T) {
 			[]string{`4="a"`, `5="x"`, `5=[2]`, `4="b"`}, nil},
 		{"members under a star", `{"result":{"tools":{"k":{"name":"a"}}}}`, []string{`4="a"`}, nil},
 		{"literals to the byte", `{"id":12345678901234567890.00}`, []string{`0=12345678901234567890.00`}, nil},
-		{"keys by what they stand for", `{"\u0069d":"1","ID":2,"id ":3}`, []string{`0="1"`}, nil},
-		{"not the same key further in", `{"a":{"id":1,"method":2},"id":3}`, []string{`0=3`}, nil},
-		{"another kind of value on the way", `{"params":["name"],"result":{"tools":"name"}}`, []string{`3=["name"]`}, nil},
+		{"keys with escapes", `{"\u0069d":"1","ID":2,"id ":3}`, []string{`0="1"`}, nil},
+		{"the same key at another level", `{"a":{"id":1,"method":2},"id":3}`, []string{`0=3`}, nil},
+		{"another kind of value on a path", `{"params":["name"],"result":{"tools":"name"}}`, []string{`3=["name"]`}, nil},
 		{"a key with a dot in it", `{"params":{"_meta":{"a":{"b/c":1},"a.b/c":2}}}`,
 			[]string{`6=2`, `3={"_meta":{"a":{"b/c":1},"a.b/c":2}}`}, nil},
-		{"nothing", `[{"id":1}]`, nil, nil},
+		{"no match", `[{"id":1}]`, nil, nil},
 		{"a repeated key", `{"id":1,"x":0,"id":2}`, []string{`0=1`}, ErrDuplicate},
-		{"a key repeated by its escape", `{"id":1,"i\u0064":2}`, []string{`0=1`}, ErrDuplicate},
+		{"a key repeated with an escape", `{"id":1,"i\u0064":2}`, []string{`0=1`}, ErrDuplicate},
 		{"a repeated key outside of the paths", `{"x":1,"x":2,"id":3}`, []string{`0=3`}, nil},
 		{"the same key in two elements", `{"result":{"tools":[{"name":1},{"name":2}]}}`, []string{`4=1`, `4=2`}, nil},
 		{"a truncated text", `{"id":1,"method":"m`, []string{`0=1`}, io.ErrUnexpectedEOF},
@@ -57,7 +57,7 @@ func TestFind(t *testing.T) {
 }
 
 // A key next to * selects that member, and * the others, in Find and in a Watcher.
-func TestKeysBesideAStar(t *testing.T) {
+func TestKeysNextToAStar(t *testing.T) {
 	paths := CompilePaths("a.*", "a.b", "a.b.c", "*.b")
 	for text, want := range map[string][]string{
 		`{"a":{"x":1,"b":2}}`:       {`0=1`, `1=2`},
@@ -133,7 +133,7 @@ func TestSplice(t *testing.T) {
 	}
 	defer func() {
 		if recover() == nil {
-			t.Error("edits out of order were made")
+			t.Error("edits out of order were accepted")
 		}
 	}()
 	_ = Splice(io.Discard, src, []Edit{{5, 6, nil}, {0, 1, nil}})
@@ -176,7 +176,7 @@ func decode(t *testing.T, text []byte) (v any) {
 	return v
 }
 
-// Find accepts what encoding/json accepts, except repeated keys, for any paths.
+// Find accepts the same texts as encoding/json, except repeated keys, for any paths.
 func FuzzFind(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text))
@@ -187,8 +187,8 @@ func FuzzFind(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for i, paths := range all {
 			err := paths.Find(text, func(_ int, v Value) {
-				if v.Kind == String && (v.Chars != Count(v.Body(text)) || v.HasUnicodeEscapes != numbered(v.Body(text))) {
-					t.Errorf("%s: %d characters, numbered %t", text[v.Start:v.End], v.Chars, v.HasUnicodeEscapes)
+				if v.Kind == String && (v.Chars != Count(v.Body(text)) || v.HasUnicodeEscapes != hasUnicode(v.Body(text))) {
+					t.Errorf("%s: %d characters, Unicode escapes %t", text[v.Start:v.End], v.Chars, v.HasUnicodeEscapes)
 				}
 				if !json.Valid(text[v.Start:v.End]) {
 					t.Errorf("found %q", text[v.Start:v.End])
@@ -204,7 +204,7 @@ func FuzzFind(f *testing.F) {
 	})
 }
 
-func numbered(body []byte) bool {
+func hasUnicode(body []byte) bool {
 	for len(body) > 0 {
 		i := bytes.IndexByte(body, '\\')
 		if i < 0 {
@@ -218,8 +218,8 @@ func numbered(body []byte) bool {
 	return false
 }
 
-// A Watcher finds what Find finds, in pieces of any size, except containers and values of
-// more than 256 bytes.
+// A Watcher finds the same values as Find, in pieces of any size, except containers and values
+// of more than 256 bytes.
 func FuzzWatcher(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
@@ -292,14 +292,14 @@ func FuzzSplice(f *testing.F) {
 			}
 		}
 		if !reflect.DeepEqual(before, after) {
-			t.Fatalf("made %q of %q", out.Bytes(), text)
+			t.Fatalf("got %q from %q", out.Bytes(), text)
 		}
 	})
 }
 
 // A search that continues after a known element reports the same values and error as a
 // full search from there on.
-func TestSearchBehindKnownElements(t *testing.T) {
+func TestSearchAfterKnownElements(t *testing.T) {
 	paths := CompilePaths("a", "a.*", "a.*.b", "a.*.c", "a.*.c.*", "d", "e")
 	for _, text := range []string{
 		`{"d":1,"a":[{"b":1},{"c":[2,3]} , 4],"e":5}`, `{"a":[[],{}],"d":6,"d":7}`, `{"a":[1,2],"a":[3]}`,
@@ -316,7 +316,7 @@ func TestSearchBehindKnownElements(t *testing.T) {
 		for i, end := range ends {
 			var got []string
 			asked := 0
-			errBehind := paths.Search([]byte(text), &Search{
+			errAfter := paths.Search([]byte(text), &Search{
 				Found: func(path int, v Value) { got = append(got, fmt.Sprintf("%d=%s", path, text[v.Start:v.End])) },
 				KnownElementsEnd: func(path, start int) int {
 					if asked++; path != 0 || asked > 1 {
@@ -333,8 +333,8 @@ func TestSearchBehindKnownElements(t *testing.T) {
 				}
 			}
 			want := append(slices.Clone(all[:before]), all[counts[i]:]...)
-			if !slices.Equal(got, want) || fmt.Sprint(errBehind) != fmt.Sprint(err) {
-				t.Errorf("%s behind %d: %q, %v\nwant %q, %v", text, end, got, errBehind, want, err)
+			if !slices.Equal(got, want) || fmt.Sprint(errAfter) != fmt.Sprint(err) {
+				t.Errorf("%s after %d: %q, %v\nwant %q, %v", text, end, got, errAfter, want, err)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// mark replaces every other value with one that names what it replaces.
+// mark replaces values of odd length with a description of them.
 func mark(path int, k Kind, literal []byte) []byte {
 	switch {
 	case len(literal)%2 == 0:
@@ -73,28 +73,29 @@ func TestRewrite(t *testing.T) {
 		{"a number", `{"id":123,"method":"m"}`, `{"id":<0 9 123>,"method":"m"}`},
 		{"a number before white space", "{\"id\":-1.5e7\n}", "{\"id\":-1.5e7\n}"},
 		{"a literal", `{"id":false}`, `{"id":<0 11 false>}`},
-		{"a value left as it is", `{"id":"ab" , "params": null }`, `{"id":"ab" , "params": null }`},
+		{"values that stay", `{"id":"ab" , "params": null }`, `{"id":"ab" , "params": null }`},
 		{"elements", `{"result":{"content":[{"uri":"a"},{"type":"x","uri":"b"},7]}}`,
 			`{"result":{"content":[{"uri":<1 8 "a">},{"type":"x","uri":<1 8 "b">},7]}}`},
 		{"nested arrays", `{"result":{"grid":[[1,22],3,[[4],5,{"x":6}]]}}`,
 			`{"result":{"grid":[[<4 9 1>,22],3,[[4,4],<4 9 5>,{"path 4":0,"x":6}]]}}`},
 		{"members under a star", `{"result":{"names":{"k":1,"l":{"k":1}}}}`,
 			`{"result":{"names":{"k":<3 9 1>,"l":{"path 3":0,"k":1}}}}`},
-		{"keys by what they stand for", `{"\u0069d":1,"params":{"na\u006de":2,"nam":3}}`,
+		{"keys with escapes", `{"\u0069d":1,"params":{"na\u006de":2,"nam":3}}`,
 			`{"\u0069d":<0 9 1>,"params":{"path 5":0,"na\u006de":<6 9 2>,"nam":3}}`},
-		{"a container and what is in it", `{"params":{"name":"x","n":{"name":1}}}`,
+		{"a container and a value in it", `{"params":{"name":"x","n":{"name":1}}}`,
 			`{"params":{"path 5":0,"name":<6 8 "x">,"n":{"name":1}}}`},
-		{"each of repeated keys", `{"id":1,"x":[],"id":2,"i\u0064":3}`,
+		{"repeated keys", `{"id":1,"x":[],"id":2,"i\u0064":3}`,
 			`{"id":<0 9 1>,"x":[],"id":<0 9 2>,"i\u0064":<0 9 3>}`},
-		{"not the same key further in", `{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`,
+		{"the same key at another level", `{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`,
 			`{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`},
-		{"another kind of value on the way", `{"params":["name"],"result":{"content":{"a":1},"grid":7}}`,
+		{"another kind of value on a path", `{"params":["name"],"result":{"content":{"a":1},"grid":7}}`,
 			`{"params":[5,"name"],"result":{"content":{"a":1},"grid":7}}`},
-		{"characters that straddle", `{"id":"é世😀\ud83d\ude00."}`, `{"id":"é世😀\ud83d\ude00."}`},
-		{"a long string beside", `{"x":"` + strings.Repeat("y", 90) + `","id":1}`, `{"x":"` + strings.Repeat("y", 90) +
-			`","id":<0 9 1>}`},
+		{"characters of several bytes", `{"id":"é世😀\ud83d\ude00."}`, `{"id":"é世😀\ud83d\ude00."}`},
+		{"a long string before the value",
+			`{"x":"` + strings.Repeat("y", 90) + `","id":1}`, `{"x":"` + strings.Repeat("y", 90) +
+				`","id":<0 9 1>}`},
 		{"a number alone", ` 12 `, ` 12 `},
-		{"a number alone, to its end", `12`, `12`},
+		{"a number at the end", `12`, `12`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := CompilePaths(rewrittenPaths...).Rewrite(io.Discard, mark)
@@ -202,7 +203,7 @@ func TestRewriteHoldsNoMoreThan64KiB(t *testing.T) {
 }
 
 // A Rewriter holds only an unfinished token at one of the paths.
-func TestRewriteHoldsOnlyWhatItMayReplace(t *testing.T) {
+func TestRewriteHoldsOnlyUnfinishedTokens(t *testing.T) {
 	text := `{"key":"value","id":"abc","n":12,"a":{"id":"abc"},"id":12}`
 	held := map[int]string{} // by number of bytes written
 	for _, value := range []string{`"id":"abc","n"`, `"id":12}`} {

@@ -123,7 +123,7 @@ func TestScannerErrors(t *testing.T) {
 		err        error
 		offset     int64
 	}{
-		{"a text cut short", `{"a":`, io.ErrUnexpectedEOF, 5},
+		{"a truncated text", `{"a":`, io.ErrUnexpectedEOF, 5},
 		{"an empty text", ``, io.ErrUnexpectedEOF, 0},
 		{"a wrong byte", `[1,x]`, ErrSyntax, 3},
 		{"a control character in a string", "[\"a\nb\"]", ErrSyntax, 3},

@@ -329,18 +329,18 @@ const (
 // chars. It returns where it stopped, the new count, whether there are \uXXXX
 // escapes, and why it stopped.
 func readText(buf []byte, i, chars int) (int, int, bool, stop) {
-	numbered := false
+	hasUnicode := false
 	for {
 		n := plainPrefix(buf[i:])
 		i += n
 		chars += n
 		if i == len(buf) {
-			return i, chars, numbered, atEnd
+			return i, chars, hasUnicode, atEnd
 		}
 		c := buf[i]
 		switch {
 		case c == '"':
-			return i, chars, numbered, atQuote
+			return i, chars, hasUnicode, atQuote
 		case c == '\\':
 			// Fast path for a single escape, as at the end of a line of text.
 			if i+10 <= len(buf) && shortEscape[buf[i+1]] &&
@@ -355,7 +355,7 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 				n, k, long := escapedPrefix((*[64]byte)(buf[i:]))
 				i += n
 				chars += k
-				numbered = numbered || long > 0
+				hasUnicode = hasUnicode || long > 0
 				if n < 60 || n-k < 2 {
 					break
 				}
@@ -364,7 +364,7 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 				continue
 			}
 		case c < 0x20:
-			return i, chars, numbered, atInvalid
+			return i, chars, hasUnicode, atInvalid
 		default:
 			if k, n := widePrefix(buf[i:]); n > 0 {
 				i += n
@@ -374,11 +374,11 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 		}
 		switch n := charLen(buf[i:]); n {
 		case incomplete:
-			return i, chars, numbered, inChar
+			return i, chars, hasUnicode, inChar
 		case malformed:
-			return i, chars, numbered, atInvalid
+			return i, chars, hasUnicode, atInvalid
 		default:
-			numbered = numbered || c == '\\' && n > 2
+			hasUnicode = hasUnicode || c == '\\' && n > 2
 			i += n
 			chars++
 		}

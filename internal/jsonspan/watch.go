@@ -62,7 +62,7 @@ type walk struct {
 	limit      int
 	scanner    Scanner
 	nodes      []*node // nodes of the open containers that paths lead through
-	current    *node   // place of the next value, nil if no path leads there
+	current    *node   // node of the next value, nil if no path leads there
 	pieceStart int64   // offset of the current piece
 	token      []byte  // bytes of an unfinished token from earlier pieces
 }
@@ -74,9 +74,9 @@ func (w *walk) reset() {
 	w.pieceStart, w.token = 0, w.token[:0]
 }
 
-// next reads the piece that the scanner was fed up to a value at one of the paths, the
-// key of such a member, or [More], [Done] or [Invalid]. It returns the bytes of the
-// value (only the first one of a container), or nil if they exceed the limit.
+// next reads on in the piece that the scanner was fed, up to a value at one of the
+// paths, the key of such a value, or [More], [Done] or [Invalid]. It returns the bytes
+// of the value (only the first one of a container), or nil if they exceed the limit.
 func (w *walk) next(piece []byte) (path int, k Kind, literal []byte) {
 	s := &w.scanner
 	for {
@@ -100,26 +100,26 @@ func (w *walk) next(piece []byte) (path int, k Kind, literal []byte) {
 				}
 			}
 		case BeginObject, BeginArray:
-			place := w.current
-			if place == nil || place.each == nil && (k == BeginArray || len(place.keys) == 0) {
+			n := w.current
+			if n == nil || n.each == nil && (k == BeginArray || len(n.keys) == 0) {
 				s.Report(s.Depth(), math.MaxInt) // skip to its end
 				w.current = nil
 			} else {
-				w.nodes = append(w.nodes, place)
+				w.nodes = append(w.nodes, n)
 				w.leaveValue()
 			}
-			if place != nil && place.path >= 0 {
-				return place.path, k, w.literal(piece)
+			if n != nil && n.path >= 0 {
+				return n.path, k, w.literal(piece)
 			}
 		case EndObject, EndArray:
 			s.ReportAll()
 			w.nodes = w.nodes[:min(len(w.nodes), s.Depth())]
 			w.leaveValue()
 		default:
-			place := w.current
+			n := w.current
 			w.leaveValue()
-			if place != nil && place.path >= 0 {
-				return place.path, k, w.literal(piece)
+			if n != nil && n.path >= 0 {
+				return n.path, k, w.literal(piece)
 			}
 		}
 	}

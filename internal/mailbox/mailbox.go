@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// uncounted is how many bytes in a Box do not count for its owner. A server that serves several
-// clients must not wait for those that do not read, so their messages are held.
+// uncounted is how many bytes in a Box do not count for its owner. A server with several clients
+// must not wait for those that do not read, so some of their messages are held in any case.
 const uncounted = 64 << 10
 
 // MaxUnread is how many bytes are held for all clients together, or a quarter of Go's memory limit
@@ -29,8 +29,8 @@ func newBudget(bytes int64) budget {
 	return budget{quota.NewMeter(unread, quota.Limits{Bytes: bytes, OwnerBytes: bytes / 2}), bytes / 2}
 }
 
-// common is the budget of all boxes. It is created with the first box, after Caddy has set Go's memory
-// limit to that of its container.
+// common is the budget of all boxes. It is created with the first box, after Caddy has set Go's
+// memory limit to that of its container.
 var common = sync.OnceValue(func() budget { return newBudget(min(MaxUnread, debug.SetMemoryLimit(-1)/4)) })
 
 // A Letter is a message in a Box.
@@ -50,7 +50,7 @@ type Box[L Letter] struct {
 	size    int   // bytes in letters
 	taken   int   // bytes of the last letter taken, which may still be in use
 	counted int64 // bytes that count for the owner
-	limit   int   // bytes held for a client that does not read, without the last letter
+	limit   int   // bytes held for a client that does not read, besides the last letter
 	readers int   // responses that take letters
 	closed  bool  // no more letters will come
 }
@@ -69,13 +69,14 @@ func NewUnread[L Letter](owner string, limit int) *Box[L] {
 	return &Box[L]{more: make(chan struct{}, 1), owner: owner, budget: common(), limit: limit}
 }
 
-// excess returns how many bytes count if letters have size bytes. A single letter may have any size.
+// excess returns how many bytes count if letters have size bytes. A single letter may have any
+// size.
 func (b *Box[L]) excess(size int) int64 {
 	return min(max(0, int64(size+b.taken-uncounted)), b.budget.owner)
 }
 
-// grow makes room for a letter. It reports whether the owner's budget allows it. The caller holds the
-// lock.
+// grow makes room for a letter. It reports whether the owner's budget allows it. The caller holds
+// the lock.
 func (b *Box[L]) grow(l L) bool {
 	count := b.excess(b.size + l.Len())
 	switch {
@@ -114,8 +115,8 @@ func (b *Box[L]) Join() {
 	}
 }
 
-// Leave removes such a response. It returns letters that are dropped because they are too large to
-// wait for another response.
+// Leave removes a response that takes letters. It returns letters that are dropped because they are
+// too large to wait for another response.
 func (b *Box[L]) Leave() (dropped []L) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -140,8 +141,8 @@ func (b *Box[L]) HasReaders() bool {
 // More returns a channel that has a value whenever there is a letter to take, or the Box has ended.
 func (b *Box[L]) More() <-chan struct{} { return b.more }
 
-// Put adds a letter, and reports whether there was room. A letter that can be taken at once may have
-// any size, unless the owner has too many unread bytes.
+// Put adds a letter, and reports whether there was room. A letter that can be taken at once may
+// have any size, unless the owner has too many unread bytes.
 func (b *Box[L]) Put(l L) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,8 +189,8 @@ func (b *Box[L]) Wake() {
 	}
 }
 
-// Take returns the next letter, if there is one, and whether the Box is at its end. The letter taken
-// before must not be used anymore.
+// Take returns the next letter, if there is one, and whether the Box is at its end. The letter
+// taken before must not be used anymore.
 func (b *Box[L]) Take() (l L, ok, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -222,14 +223,14 @@ func (b *Box[L]) Withdraw(match func(L) bool) bool {
 	return true
 }
 
-// Done says that the last letter taken is no longer in use.
+// Done notes that the last letter taken is no longer in use.
 func (b *Box[L]) Done() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.shrink(b.size, 0)
 }
 
-// Discard ends the Box without a last letter, and says that no letter is in use. It returns the
+// Discard ends the Box without a last letter, and notes that no letter is in use. It returns the
 // letters that were not taken.
 func (b *Box[L]) Discard() []L {
 	b.mu.Lock()

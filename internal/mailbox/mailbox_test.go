@@ -19,18 +19,18 @@ func TestBox(t *testing.T) {
 			t.Errorf("took %q, %t, last %t; want %q, last %t", l, ok, last, want, wantLast)
 		}
 	}
-	t.Run("letters come in order and the end after them", func(t *testing.T) {
+	t.Run("letters in order, with the last one at the end", func(t *testing.T) {
 		b := New[text]("", 10)
 		put(t, b, "a", true)
 		put(t, b, "b", true)
 		b.End("c")
 		put(t, b, "d", false)
 		for _, want := range []text{"a", "b", "c"} {
-			<-b.More() // a wake-up for each
+			<-b.More() // one signal per letter
 			take(t, b, want, want == "c")
 		}
 	})
-	t.Run("a client that does not read gets no more than the limit", func(t *testing.T) {
+	t.Run("limit for a client that does not read", func(t *testing.T) {
 		b := New[text]("", 2)
 		put(t, b, "a", true)
 		put(t, b, "b", true)
@@ -38,20 +38,20 @@ func TestBox(t *testing.T) {
 		take(t, b, "a", false)
 		put(t, b, "d", true)
 	})
-	t.Run("the last letter does not count", func(t *testing.T) {
+	t.Run("last letter is not counted", func(t *testing.T) {
 		b := New[text]("", 2)
 		put(t, b, "ab", true)
 		b.End("answer")
 		take(t, b, "ab", false)
 		take(t, b, "answer", true)
 	})
-	t.Run("one letter may be of any size", func(t *testing.T) {
+	t.Run("one letter of any size", func(t *testing.T) {
 		b := New[text]("", 2)
 		put(t, b, "long", true)
 		put(t, b, "x", false)
 		take(t, b, "long", false)
 	})
-	t.Run("what may never be read is not large", func(t *testing.T) {
+	t.Run("limit for letters that may never be read", func(t *testing.T) {
 		b := NewUnread[text]("", 2)
 		put(t, b, "long", false)
 		put(t, b, "ab", true)
@@ -60,24 +60,24 @@ func TestBox(t *testing.T) {
 		put(t, b, "long", true)
 		b.Join()
 		if left := b.Leave(); len(left) != 0 || !b.HasReaders() {
-			t.Errorf("left are %q", left)
+			t.Errorf("%q remain", left)
 		}
 		if left := b.Leave(); len(left) != 1 || b.HasReaders() {
-			t.Errorf("left are %q", left)
+			t.Errorf("%q remain", left)
 		}
 		put(t, b, "ab", true)
 	})
-	t.Run("a discarded box has no last letter", func(t *testing.T) {
+	t.Run("discarded box without a last letter", func(t *testing.T) {
 		b := New[text]("", 10)
 		put(t, b, "progress", true)
 		if left := b.Discard(); len(left) != 1 || left[0] != "progress" {
-			t.Errorf("left are %q", left)
+			t.Errorf("%q remain", left)
 		}
 		<-b.More()
 		take(t, b, "", true)
 		put(t, b, "more", false)
 	})
-	t.Run("a letter can be withdrawn until it is taken", func(t *testing.T) {
+	t.Run("letters withdrawn before they are taken", func(t *testing.T) {
 		b := New[text]("", 3)
 		for _, l := range []text{"a", "q", "b"} {
 			put(t, b, l, true)
@@ -87,21 +87,21 @@ func TestBox(t *testing.T) {
 				t.Errorf("withdrawn: got %t, want %t", got, want)
 			}
 		}
-		put(t, b, "c", true) // in the room left by it
+		put(t, b, "c", true) // uses the space of the withdrawn letter
 		for _, want := range []text{"a", "b", "c"} {
 			take(t, b, want, false)
 		}
 	})
 }
 
-// budgeted returns a box with its own budget.
+// budgeted returns a box that uses a budget.
 func budgeted(owner string, shared budget) *Box[text] {
 	b := New[text](owner, 16<<20)
 	b.budget = shared
 	return b
 }
 
-func TestUnreadLettersCount(t *testing.T) {
+func TestUnreadLettersAreCounted(t *testing.T) {
 	const size = 400 << 10
 	small, long := text(make([]byte, uncounted)), text(make([]byte, size))
 	end := func(t *testing.T, b *Box[text], l text, want bool) {
@@ -116,7 +116,7 @@ func TestUnreadLettersCount(t *testing.T) {
 			t.Errorf("%d entries of %d bytes, want %d of %d", got.Entries, got.Bytes, entries, bytes)
 		}
 	}
-	t.Run("an owner that does not read gets no more than its share", func(t *testing.T) {
+	t.Run("share of an owner that does not read", func(t *testing.T) {
 		of := newBudget(1 << 20)
 		defer of.Close()
 		first, second, third := budgeted("alice", of), budgeted("alice", of), budgeted("bob", of)
@@ -136,7 +136,7 @@ func TestUnreadLettersCount(t *testing.T) {
 		third.Take()
 		holds(t, 0, 0)
 	})
-	t.Run("all owners together get no more than there is", func(t *testing.T) {
+	t.Run("total of all owners", func(t *testing.T) {
 		of := newBudget(1 << 20)
 		defer of.Close()
 		for _, owner := range []string{"a", "b", "c"} {
@@ -146,7 +146,7 @@ func TestUnreadLettersCount(t *testing.T) {
 		end(t, last, long, false)
 		end(t, last, small, true)
 	})
-	t.Run("a small letter is always the last", func(t *testing.T) {
+	t.Run("small last letter always fits", func(t *testing.T) {
 		of := newBudget(2 * (size - uncounted))
 		defer of.Close()
 		b := budgeted("alice", of)
@@ -163,7 +163,7 @@ func TestUnreadLettersCount(t *testing.T) {
 		b.Done()
 		holds(t, 0, 0)
 	})
-	t.Run("one letter may be larger than the share", func(t *testing.T) {
+	t.Run("one letter larger than the share", func(t *testing.T) {
 		of := newBudget(1 << 20)
 		defer of.Close()
 		b := budgeted("alice", of)
@@ -173,7 +173,7 @@ func TestUnreadLettersCount(t *testing.T) {
 		b.Done()
 		end(t, budgeted("alice", of), long, true)
 	})
-	t.Run("what leaves a box does not count", func(t *testing.T) {
+	t.Run("removed letters are not counted", func(t *testing.T) {
 		of := newBudget(10 << 20)
 		defer of.Close()
 		b := budgeted("alice", of)

@@ -2,11 +2,11 @@
 //
 // An observation is what a tool returns: result and error.data of a JSON-RPC response. There every
 // string with more than [Policy.MaxChars] characters keeps its head and its tail; a marker replaces
-// the middle and says how long the string was. All other bytes stay unchanged: texts are spliced, not
-// decoded and encoded again (see package jsonspan).
+// the middle and says how long the string was. All other bytes stay unchanged: texts are spliced,
+// not decoded and encoded again (see package jsonspan).
 //
-// A [Masker] works as bytes arrive. Its memory is bounded by the policy, not by the text: of a string
-// that is being cut it keeps only the tail.
+// A [Masker] works as bytes arrive. Its memory is bounded by the policy, not by the text: of a
+// string that is being cut it keeps only the tail.
 package mask
 
 import (
@@ -38,16 +38,17 @@ type Policy struct {
 	KeepMedia bool
 
 	// AnyMethod says that the method of the request is unknown, and may be that of a list. Then a
-	// result with members of a list or a handshake stays whole. Otherwise all results are observations.
+	// result with members of a list or a handshake stays whole. Otherwise all results are
+	// observations.
 	AnyMethod bool
 
-	// Limit is the size in bytes up to which texts are masked. Up to that many bytes are held back to
-	// find out. 0 masks texts of any length as they stream.
+	// Limit is the size in bytes up to which texts are masked. Texts are held back until they are
+	// complete; longer ones pass unmasked. 0 masks texts of any length as they stream.
 	Limit int
 
 	// IsReply, if set, reports whether the text responds to a JSON-RPC request. It is called for long
-	// texts that have a result but no jsonrpc member yet: if it returns true, they are treated as
-	// JSON-RPC, otherwise they are held back.
+	// texts that have a result but no jsonrpc member yet. If it returns true, the text is treated as
+	// JSON-RPC, otherwise it is held back.
 	IsReply func() bool
 
 	// Save, if set, gets the body of every masked string, without its quotes. It returns a handle for
@@ -68,9 +69,9 @@ type Policy struct {
 
 // A Shortener shortens values by their content. It must not retain its arguments.
 type Shortener interface {
-	// Text returns the body of a shorter string, or nil for head, marker and tail. handle is the handle
-	// of the original, if it is kept. If structured is set, the string is the structured content as
-	// text, which is shortened too: the result must match its schema.
+	// Text returns the body of a shorter string, or nil for head, marker and tail. handle is the
+	// handle of the original, if it is kept. structured says that the string is the structured content
+	// as text. Both are then shortened alike, so the text must match the schema of the content.
 	Text(body []byte, handle string, structured bool) []byte
 
 	// Structured returns shorter structured content, or nil to keep it.
@@ -122,7 +123,7 @@ func (r *Report) Add(other *Report) {
 	}
 }
 
-// HandlePrefix begins every handle. Text with another prefix is not recognized as a marker.
+// HandlePrefix begins every handle. A marker whose handle has another prefix is not recognized.
 const HandlePrefix = "obs_"
 
 // The marker in JSON, where its line breaks are two-byte escapes. The hint is between the closing
@@ -135,7 +136,7 @@ const (
 	markerClose    = `]`
 	markerEnd      = ` ...\n`
 
-	// maxMarker exceeds the characters of any marker.
+	// maxMarker is more than the length of any marker in characters.
 	maxMarker = 256 + MaxHint
 )
 
@@ -159,8 +160,8 @@ func appendMarker(dst []byte, original, head, tail int, handle, hint string) []b
 	return append(dst, markerEnd...)
 }
 
-// isMasked reports whether the body of a string already is head + marker + tail within this policy:
-// isMasked by an earlier proxy. Masking it again would destroy the marker.
+// isMasked reports whether an earlier proxy has masked the body of a string: it is head + marker +
+// tail within this policy. Masking it again would destroy the marker.
 func (p *Policy) isMasked(body []byte, chars int) bool {
 	if chars > p.MaxChars+maxMarker {
 		return false

@@ -9,12 +9,13 @@ import (
 )
 
 const (
-	// block is how many bytes are read at a time: few enough for the processor's cache, many enough to
-	// amortize the overhead.
-	block = 16 << 10
+	// blockSize is how many bytes are read at a time: few enough for the processor's cache, many
+	// enough to amortize the overhead.
+	blockSize = 16 << 10
 
 	// assumeAfter is how many bytes are held back while jsonrpc may still follow result, where the
-	// TypeScript SDK writes it. After that, a response to a JSON-RPC request is assumed to be JSON-RPC.
+	// TypeScript SDK writes it. After that, a response to a JSON-RPC request is assumed to be
+	// JSON-RPC.
 	assumeAfter = 1 << 20
 )
 
@@ -24,8 +25,8 @@ var (
 	// invalid within them passes unchanged.
 	window = 64 << 10
 
-	// holdLimit bounds what is held back because of undecided strings: those with jsonrpc after result
-	// in a text that responds to no request, or with type after data.
+	// holdLimit bounds the bytes held back because it is undecided whether a string is cut: jsonrpc
+	// may still follow a result, in a text that responds to no known request, or type may follow data.
 	holdLimit = 128 << 20
 )
 
@@ -65,17 +66,17 @@ type message struct {
 	start        int64
 	depth        int    // depth of its members
 	jsonrpc      bool   // it has "jsonrpc": "2.0", or is assumed to
-	replyChecked bool   // Policy.Reply has been called
+	replyChecked bool   // Policy.IsReply has been called
 	seen         uint16 // bit set of members so far
 	member       member // member being read
-	members      bool   // it is a result object, whose members are examined
-	describe     bool   // the result describes the server
+	members      bool   // the member is a result object, whose members are examined
+	describe     bool   // the result describes the server: it is a list or a handshake
 	maskable     bool   // the value being read is an observation
 
 	// For the Shortener.
 	part       part
-	structured span  // its structured content
-	content    int64 // end of its content array, or 0
+	structured span  // position of the structured content
+	content    int64 // offset of the end of the content array, or 0
 	unheld     bool  // not held back for the Shortener: too long, or with gaps
 }
 
@@ -117,16 +118,16 @@ var memberOf = map[string]member{
 	"error":   memberError,
 }
 
-// An object is an object in an observation, examined to tell media from text.
+// An object is a JSON object in an observation. Its members tell whether its strings are media.
 type object struct {
 	depth   int // depth of its members
 	member  objectMember
-	typed   bool // its type is known
-	media   bool // its type is image or audio
-	located bool // it has a uri, so it is a resource
-	app     bool // its mimeType is that of a UI, which is shown to users
-	data    int64
-	blob    int64 // start of an undecided cut, or 0
+	typed   bool  // its type is known
+	media   bool  // its type is image or audio
+	located bool  // it has a uri, so it is a resource
+	app     bool  // its mimeType is that of a UI, which is shown to users
+	data    int64 // start of an undecided cut of its data, or 0
+	blob    int64 // start of an undecided cut of its blob, or 0
 }
 
 type objectMember uint8
@@ -147,11 +148,11 @@ type cut struct {
 	head, tail int64  // end of the head, start of the tail
 	text       []byte // replacement; nil for a marker
 	handle     string // handle of the original
-	chars      int
-	left       int  // characters left of chars
-	waiting    bool // undecided until the rest of the object is read
-	saved      bool // Save has been called if possible
-	structured bool // the string is the structured content as text, which is shortened
+	chars      int    // characters of the string or value
+	left       int    // characters left of them
+	waiting    bool   // undecided until the rest of the object is read
+	saved      bool   // Save has been called if possible
+	structured bool   // the string is the structured content as text, which is shortened
 }
 
 // A checkpoint is a position between two characters of a string.
@@ -201,7 +202,7 @@ func (m *Masker) Write(p []byte) (int, error) {
 		case m.eliding:
 			rest, err = m.skipMiddle(rest)
 		default:
-			b := rest[:min(len(rest), block)]
+			b := rest[:min(len(rest), blockSize)]
 			rest = rest[len(b):]
 			err = m.read(b)
 		}
@@ -331,7 +332,7 @@ func (m *Masker) endObject() {
 	m.setReporting()
 }
 
-// setReporting configures the scanner to setReporting only relevant tokens.
+// setReporting makes the scanner report only tokens that matter for the member being read.
 func (m *Masker) setReporting() {
 	depth := max(m.msg.depth, 1)
 	switch {
@@ -344,7 +345,7 @@ func (m *Masker) setReporting() {
 	m.scan.Report(depth, m.policy.MaxChars)
 }
 
-// key records which member follows. It returns false if the envelope repeats one.
+// key records which member follows. It returns false if the envelope repeats a member.
 func (m *Masker) key() (safe bool) {
 	depth := m.scan.Depth()
 	name := m.text()
@@ -358,7 +359,7 @@ func (m *Masker) key() (safe bool) {
 		m.setReporting()
 		return m.isFirst(m.msg.member)
 	case depth == m.msg.depth+1 && m.msg.members:
-		m.judge(name)
+		m.classifyMember(name)
 		if m.msg.maskable {
 			m.msg.part = partOf[string(name)]
 		} else {
@@ -394,7 +395,7 @@ func (m *Masker) key() (safe bool) {
 	return true
 }
 
-// isFirst reports whether the message has this member for the isFirst time.
+// isFirst reports whether the message has this member for the first time.
 func (m *Masker) isFirst(name member) bool {
 	if name == otherMember {
 		return true
@@ -420,7 +421,7 @@ func (m *Masker) stringValue() error {
 			return err
 		}
 	} else {
-		m.cut()
+		m.addCut()
 	}
 	if o := m.object(); o != nil {
 		switch o.member {
@@ -439,8 +440,8 @@ func (m *Masker) stringValue() error {
 	return nil
 }
 
-// cut adds a cut for the latest string, if it is too long.
-func (m *Masker) cut() {
+// addCut adds a cut for the latest string, if it is too long.
+func (m *Masker) addCut() {
 	chars := m.scan.Chars()
 	keep, waiting := m.media()
 	if chars <= m.policy.MaxChars || keep {
@@ -470,8 +471,8 @@ func (m *Masker) object() *object {
 	return nil
 }
 
-// media reports whether the latest string is media to keep, and where to record the cut if that is not
-// known yet.
+// media reports whether the latest string is media to keep, and where to record the cut if that is
+// not known yet.
 func (m *Masker) media() (keep bool, waiting *int64) {
 	o := m.object()
 	switch {
@@ -491,12 +492,12 @@ func (m *Masker) media() (keep bool, waiting *int64) {
 // appType is the MIME type of MCP Apps UIs.
 const appType = "text/html;profile=mcp-app"
 
-// resolve decides about the undecided cut at *start.
+// resolve decides about the undecided cut at *start, if there is one: keep removes the cut.
 func (m *Masker) resolve(start *int64, keep bool) {
 	if *start == 0 {
 		return
 	}
-	for i := len(m.cuts) - 1; i >= 0; i-- { // it is among the last
+	for i := len(m.cuts) - 1; i >= 0; i-- { // it is one of the last cuts
 		if m.cuts[i].start == *start {
 			m.cuts[i].waiting = false
 			if keep {
@@ -546,8 +547,8 @@ func (m *Masker) tailStart() int64 {
 	return from.offset + int64(jsonspan.Advance(m.bytes(from.offset, m.scan.Bound()), skip-from.chars))
 }
 
-// mark adds a checkpoint in the string being read.
-func (m *Masker) mark() {
+// addCheckpoint adds a checkpoint in the string being read.
+func (m *Masker) addCheckpoint() {
 	if start, _ := m.scan.Span(); m.marked != start {
 		m.marked, m.marks = start, m.marks[:0]
 	}
@@ -557,11 +558,11 @@ func (m *Masker) mark() {
 	m.marks = append(m.marks, checkpoint{m.scan.Bound(), m.scan.Chars()})
 }
 
-// settle writes what can be written of the held bytes.
+// settle writes the held bytes as far as they are decided.
 func (m *Masker) settle() error {
 	inside := m.scan.InString() && m.msg.maskable
 	if inside {
-		m.mark()
+		m.addCheckpoint()
 	}
 	switch {
 	case m.policy.Limit > 0 && m.hold.Len() > m.policy.Limit:
@@ -582,8 +583,8 @@ func (m *Masker) settle() error {
 	return nil
 }
 
-// holdsMessage reports whether the message is held back for the Shortener. A message that is too long passes
-// without it.
+// holdsMessage reports whether the message is held back for the Shortener. A message that is too
+// long passes without it.
 func (m *Masker) holdsMessage() bool {
 	if m.policy.Shorten == nil || !m.msg.open {
 		return false
@@ -600,8 +601,8 @@ func (m *Masker) assumeJSONRPC() {
 	}
 }
 
-// willMask reports whether the string being read will be masked whatever follows, and everything before
-// it is decided.
+// willMask reports whether the string being read will be masked whatever follows, and everything
+// before it is decided.
 func (m *Masker) willMask() bool {
 	start, end := m.scan.Span()
 	keep, waiting := m.media()
@@ -610,8 +611,8 @@ func (m *Masker) willMask() bool {
 		(m.policy.Save == nil && m.policy.Shorten == nil || end-start-1 > int64(m.policy.HoldLimit))
 }
 
-// releasable returns the offset up to which the text can be written: the first byte that may still change
-// or be needed.
+// releasable returns the offset up to which the text can be written: the first byte that may still
+// change or be needed.
 func (m *Masker) releasable() int64 {
 	floor := m.base + int64(m.hold.Len())
 	if m.scan.InToken() {
@@ -630,7 +631,7 @@ func (m *Masker) releasable() int64 {
 	return floor
 }
 
-// release writes the text up to an offset, with its cuts.
+// release writes the held text up to an offset, and makes its cuts.
 func (m *Masker) release(upto int64) error {
 	n := int(upto - m.base)
 	if n == 0 {
@@ -693,8 +694,8 @@ func (m *Masker) elide() error {
 // less than a step before it are held.
 const step = 4 << 10
 
-// skipMiddle reads on in a string whose middle is being dropped, and holds only what may become the tail. It
-// returns what follows the string.
+// skipMiddle reads on in a string whose middle is being dropped, and holds only what may become the
+// tail. It returns the bytes after the string.
 func (m *Masker) skipMiddle(p []byte) (rest []byte, err error) {
 	for n := 0; n < len(p); {
 		b := p[n:min(len(p), n+step)]
@@ -704,14 +705,14 @@ func (m *Masker) skipMiddle(p []byte) (rest []byte, err error) {
 			m.keepTail(p[:n])
 			return p[n:], m.process(k)
 		}
-		m.mark()
+		m.addCheckpoint()
 	}
 	m.keepTail(p)
 	return nil, nil
 }
 
-// keepTail drops what can no longer be part of the tail, from the held bytes and from p, which follows
-// them.
+// keepTail drops what can no longer be part of the tail from the held bytes and from p, which
+// follows them, and holds the rest.
 func (m *Masker) keepTail(p []byte) {
 	skip := m.scan.Chars() - m.policy.TailChars
 	last := 0

@@ -14,9 +14,8 @@ import (
 
 var contract = Policy{MaxChars: DefaultMaxChars, HeadChars: DefaultHeadChars, TailChars: DefaultTailChars}
 
-// apply masks text as it would arrive in pieces of the given size. It grows by a marker at
-// most for each string that is longer than what is kept of one, so by a few percent with
-// the default policy.
+// apply masks a text that arrives in pieces of the given size. It checks that the text grows by
+// at most one marker per masked string, which is a few percent with the default policy.
 func apply(t testing.TB, p Policy, text string, piece int) (string, Stats) {
 	t.Helper()
 	var out bytes.Buffer
@@ -37,7 +36,7 @@ func apply(t testing.TB, p Policy, text string, piece int) (string, Stats) {
 	return out.String(), m.Stats()
 }
 
-// cutString is the rule of O2 and O3 on a decoded string.
+// cutString applies O2 and O3 to a decoded string.
 func cutString(p Policy, s string) string {
 	chars := utf8.RuneCountInString(s)
 	if chars <= p.MaxChars {
@@ -69,7 +68,7 @@ func TestStringsAreCutByTheContract(t *testing.T) {
 	}{
 		{"at the limit", contract, repeat("A", 4000)},
 		{"one over the limit", contract, repeat("A", 4001)},
-		{"ten thousand", contract, repeat("A", 10000)},
+		{"ten thousand characters", contract, repeat("A", 10000)},
 		{"two-byte characters", contract, repeat("é", 4001)},
 		{"three-byte characters", contract, repeat("漢", 4001)},
 		{"four-byte characters at the limit", contract, repeat("😀", 4000)},
@@ -78,10 +77,10 @@ func TestStringsAreCutByTheContract(t *testing.T) {
 		{"base64", contract, repeat("QUJDRA==", 1000)},
 		{"no head", Policy{MaxChars: 100, TailChars: 50}, repeat("0123456789", 20)},
 		{"no tail", Policy{MaxChars: 100, HeadChars: 50}, repeat("0123456789", 20)},
-		{"neither", Policy{MaxChars: 100}, repeat("0123456789", 20)},
+		{"neither head nor tail", Policy{MaxChars: 100}, repeat("0123456789", 20)},
 		{"a small policy", small, repeat("0123456789", 11)},
 		{"long enough to stream", small, repeat("0123456789", 20000)},
-		{"long, wide and escaped", contract, repeat("aé漢😀\n\t\"x", 30000)},
+		{"long, with multi-byte and escaped characters", contract, repeat("aé漢😀\n\t\"x", 30000)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			want := cutString(test.policy, test.text)
@@ -145,23 +144,23 @@ func TestOnlyObservationsChange(t *testing.T) {
 			`{"jsonrpc":"2.0","error":{"code":-1,"message":LONG,"data":{"a":[CUT]},"x":LONG},"id":1}`},
 		{"both result and error.data", `{"jsonrpc":"2.0","result":LONG,"error":{"data":LONG}}`,
 			`{"jsonrpc":"2.0","result":CUT,"error":{"data":CUT}}`},
-		{"nothing of the envelope", `{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`,
+		{"the envelope stays", `{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`,
 			`{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`},
-		{"no key", `{"jsonrpc":"2.0","result":{LONG:1}}`, `{"jsonrpc":"2.0","result":{LONG:1}}`},
+		{"keys stay", `{"jsonrpc":"2.0","result":{LONG:1}}`, `{"jsonrpc":"2.0","result":{LONG:1}}`},
 		{"numbers, white space and escapes stay",
 			"{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":LONG}}",
 			"{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":CUT}}"},
-		{"keys by what they stand for", `{"json\u0072pc":"\u0032.0","r\u0065sult":LONG}`,
+		{"keys with escapes", `{"json\u0072pc":"\u0032.0","r\u0065sult":LONG}`,
 			`{"json\u0072pc":"\u0032.0","r\u0065sult":CUT}`},
 		{"each message of an array", `[{"jsonrpc":"2.0","result":LONG},{"result":LONG},LONG,[{"jsonrpc":"2.0",` +
 			`"result":LONG}],{"result":LONG,"jsonrpc":"2.0"}]`,
 			`[{"jsonrpc":"2.0","result":CUT},{"result":LONG},LONG,[{"jsonrpc":"2.0","result":LONG}],{"result":CUT,` +
 				`"jsonrpc":"2.0"}]`},
-		{"no JSON-RPC: no jsonrpc", `{"id":1,"result":LONG}`, `{"id":1,"result":LONG}`},
-		{"no JSON-RPC: another jsonrpc", `{"jsonrpc":"1.0","result":LONG}`, `{"jsonrpc":"1.0","result":LONG}`},
-		{"no JSON-RPC: another case", `{"JSONRPC":"2.0","result":LONG}`, `{"JSONRPC":"2.0","result":LONG}`},
-		{"no JSON-RPC: jsonrpc further in", `{"a":{"jsonrpc":"2.0","result":LONG}}`, `{"a":{"jsonrpc":"2.0","result":LONG}}`},
-		{"a case of its own", `{"jsonrpc":"2.0","Result":LONG}`, `{"jsonrpc":"2.0","Result":LONG}`},
+		{"not JSON-RPC: no jsonrpc", `{"id":1,"result":LONG}`, `{"id":1,"result":LONG}`},
+		{"not JSON-RPC: another version", `{"jsonrpc":"1.0","result":LONG}`, `{"jsonrpc":"1.0","result":LONG}`},
+		{"not JSON-RPC: jsonrpc in another case", `{"JSONRPC":"2.0","result":LONG}`, `{"JSONRPC":"2.0","result":LONG}`},
+		{"not JSON-RPC: nested jsonrpc", `{"a":{"jsonrpc":"2.0","result":LONG}}`, `{"a":{"jsonrpc":"2.0","result":LONG}}`},
+		{"result in another case", `{"jsonrpc":"2.0","Result":LONG}`, `{"jsonrpc":"2.0","Result":LONG}`},
 		{"a repeated result", `{"jsonrpc":"2.0","result":LONG,"result":LONG}`,
 			`{"jsonrpc":"2.0","result":LONG,"result":LONG}`},
 		{"a repeated id", `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`, `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`},
@@ -169,9 +168,9 @@ func TestOnlyObservationsChange(t *testing.T) {
 			`{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`},
 		{"a repeated error.data", `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`,
 			`{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`},
-		{"a repeated key further in", `{"jsonrpc":"2.0","result":{"a":LONG,"a":LONG}}`,
+		{"a repeated key inside the result", `{"jsonrpc":"2.0","result":{"a":LONG,"a":LONG}}`,
 			`{"jsonrpc":"2.0","result":{"a":CUT,"a":CUT}}`},
-		{"cut short", `{"jsonrpc":"2.0","result":LONG`, `{"jsonrpc":"2.0","result":LONG`},
+		{"incomplete", `{"jsonrpc":"2.0","result":LONG`, `{"jsonrpc":"2.0","result":LONG`},
 		{"not JSON at the end", `{"jsonrpc":"2.0","result":LONG}}`, `{"jsonrpc":"2.0","result":LONG}}`},
 		{"not JSON at all", `<html>LONG`, `<html>LONG`},
 		{"a scalar", `LONG`, `LONG`},
@@ -198,7 +197,7 @@ func TestIllFormedTextIsCutBetweenItsBytes(t *testing.T) {
 	for _, test := range []struct{ name, body, head, tail string }{
 		{"lone high surrogates", `\ud83d\ud83dxxxx\ud83d`, `\ud83d\ud83d`, `\ud83d`},
 		{"a lone low surrogate first", `\ude00\ud83d\ude00xxxx`, `\ude00\ud83d\ude00`, `x`},
-		{"bytes that are no UTF-8", "\xff\xe4\xb8xxx\xe4\xb8", "\xff\xe4", "\xb8"},
+		{"bytes that are not UTF-8", "\xff\xe4\xb8xxx\xe4\xb8", "\xff\xe4", "\xb8"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, piece := range []int{1, 1 << 20} {
@@ -224,7 +223,7 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 			}
 		}
 	}
-	// Also in the middle of a long text, where strings are cut before they end.
+	// The same in the middle of a long text, where strings are cut before their end arrives.
 	once, _ := apply(t, contract, response("["+strings.Repeat(quote(repeat("é", 100000))+",", 20)+"0]"), 1<<20)
 	long := strings.Replace(once, "[", "["+strings.Repeat(`"short",`, 20000), 1)
 	for _, piece := range []int{100, 1000, 4050} {
@@ -246,8 +245,8 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 	}{
 		{"by a smaller policy", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5), false},
 		{"by a larger policy", repeat("x", 60) + marker(1000, 60, 60) + repeat("x", 60), true},
-		{"a marker that counts wrong", repeat("x", 6) + marker(1000, 5, 5) + repeat("x", 5), true},
-		{"a marker that took nothing out", repeat("x", 50) + marker(100, 50, 50) + repeat("x", 50), true},
+		{"a marker with wrong counts", repeat("x", 6) + marker(1000, 5, 5) + repeat("x", 5), true},
+		{"a marker that replaces nothing", repeat("x", 50) + marker(100, 50, 50) + repeat("x", 50), true},
 		{"a marker inside a longer text", repeat("x", 200) + marker(1000, 5, 5) + repeat("x", 5), true},
 		{"a marker with a handle of any length", repeat("x", 5) + strings.Replace(marker(1000, 5, 5), "obs_",
 			"obs_"+repeat("x", 5000), 1) + repeat("x", 5), true},
@@ -256,9 +255,9 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 		{"a marker with the longest hint", hinted(repeat("é", MaxHint)), false},
 		{"a marker with the longest hint of escapes", hinted(strings.Repeat(`\u00e9`, MaxHint)), false},
 		{"a marker with a hint that is too long", hinted(repeat("é", MaxHint+1)), true},
-		{"a marker with a hint that does not end", strings.Replace(hinted("hint"), `hint ...\n`, "hint ....", 1), true},
+		{"a marker with an unterminated hint", strings.Replace(hinted("hint"), `hint ...\n`, "hint ....", 1), true},
 		{"a marker with a hint and no handle", strings.Replace(hinted(repeat("h", 50)), " id=obs_0123456789", "", 1), true},
-		{"a marker with a hint that is not apart", strings.Replace(hinted("hint"), "] hint", "]hint", 1), true},
+		{"a marker without a space before its hint", strings.Replace(hinted("hint"), "] hint", "]hint", 1), true},
 		{"a marker in the head of a masked text", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5) +
 			marker(1000, 5+len(marker(1000, 5, 5))-2+5, 5) + repeat("x", 5), true},
 	} {
@@ -287,13 +286,13 @@ func TestKeepMedia(t *testing.T) {
 		{"text with data", `{"type":"text","data":LONG}`, `{"type":"text","data":CUT}`},
 		{"text with data before its type", `{"data":LONG,"type":"text"}`, `{"data":CUT,"type":"text"}`},
 		{"data without a type", `{"data":LONG}`, `{"data":CUT}`},
-		{"data that is no string", `{"data":[LONG],"type":"image"}`, `{"data":[CUT],"type":"image"}`},
-		{"the type of something further in", `{"data":LONG,"x":{"type":"image"}}`, `{"data":CUT,"x":{"type":"image"}}`},
+		{"data that is not a string", `{"data":[LONG],"type":"image"}`, `{"data":[CUT],"type":"image"}`},
+		{"the type of a nested object", `{"data":LONG,"x":{"type":"image"}}`, `{"data":CUT,"x":{"type":"image"}}`},
 		{"a resource", `{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":LONG}}`,
 			`{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":CUT}}`},
 		{"a resource whose uri comes last", `{"contents":[{"blob":LONG,"uri":"file:///a"}]}`,
 			`{"contents":[{"blob":LONG,"uri":"file:///a"}]}`},
-		{"a blob of nothing", `{"blob":LONG}`, `{"blob":CUT}`},
+		{"a blob without a uri", `{"blob":LONG}`, `{"blob":CUT}`},
 		{"an image between texts", `[{"text":LONG},{"data":LONG,"x":[{"text":LONG}],"type":"image"},{"text":LONG}]`,
 			`[{"text":CUT},{"data":LONG,"x":[{"text":CUT}],"type":"image"},{"text":CUT}]`},
 	} {
@@ -358,7 +357,7 @@ func TestSave(t *testing.T) {
 	}
 	saved = nil
 	if apply(t, p, `{"result":`+one+`}`, 1<<20); len(saved) != 0 {
-		t.Error("saved what is not masked")
+		t.Error("saved a string that is not masked")
 	}
 }
 
@@ -404,13 +403,13 @@ func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
 	p.KeepMedia = true
 	long := repeat("x", 200000)
 	for _, test := range []struct{ name, text string }{
-		{"data that turned out to be text", `{"jsonrpc":"2.0","result":[{"data":"` + long + `"},`},
-		{"a blob that turned out to be no resource", `{"jsonrpc":"2.0","result":[{"blob":"` + long + `"},`},
+		{"data in a complete object without a type", `{"jsonrpc":"2.0","result":[{"data":"` + long + `"},`},
+		{"a blob in a complete object without a uri", `{"jsonrpc":"2.0","result":[{"blob":"` + long + `"},`},
 		{"an image after its type", `{"jsonrpc":"2.0","result":[{"type":"image","data":"` + long},
 		{"a request", `{"jsonrpc":"2.0","params":{"text":"` + long},
-		{"a text that has no jsonrpc, and nothing to cut", `{"items":["short","` + repeat("short\",\"", 50000)},
-		{"a message whose jsonrpc came late", `{"result":"` + long + `","jsonrpc":"2.0",`},
-		{"an array between its messages", `[{"result":"` + long + `"},`},
+		{"a text without jsonrpc and with nothing to cut", `{"items":["short","` + repeat("short\",\"", 50000)},
+		{"a message whose jsonrpc follows the result", `{"result":"` + long + `","jsonrpc":"2.0",`},
+		{"an array after a complete message", `[{"result":"` + long + `"},`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := NewMasker(io.Discard, p)
@@ -422,8 +421,8 @@ func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
 	}
 }
 
-// Masking as the text streams gives what masking it as a whole does. The small
-// window makes it stream from the first bytes on.
+// Masking a text as it streams gives the same result as masking it as a whole. The small window
+// makes it stream from the first bytes on.
 func TestStreamingMakesNoDifference(t *testing.T) {
 	defer func(size int) { window = size }(window)
 	for _, test := range []struct{ window, longest, documents int }{{100, 13, 600}, {64 << 10, 17, 60}} {
@@ -471,7 +470,7 @@ func checkStreaming(t *testing.T, longest, documents int) {
 	}
 }
 
-func TestWhatCannotBeJudgedIsHeldUpToALimit(t *testing.T) {
+func TestUndecidedStringsAreHeldUpToALimit(t *testing.T) {
 	defer func(limit int) { holdLimit = limit }(holdLimit)
 	holdLimit = 1 << 20
 	p := contract
@@ -482,7 +481,7 @@ func TestWhatCannotBeJudgedIsHeldUpToALimit(t *testing.T) {
 		var out bytes.Buffer
 		m := NewMasker(&out, p)
 		m.Write([]byte(text[:2<<20]))
-		if m.hold.Len() > holdLimit+block {
+		if m.hold.Len() > holdLimit+blockSize {
 			t.Errorf("%d bytes held", m.hold.Len())
 		}
 		m.Write([]byte(text[2<<20:]))
@@ -507,7 +506,7 @@ func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 			t.Errorf("reply %v: %+v, %v", reply, m.Stats(), err)
 		}
 	}
-	// Or it says otherwise when it is too late.
+	// If the end of the text shows that it is not, the masked part stays masked.
 	for _, rest := range []string{`","jsonrpc":"1.0","pad":"` + repeat("y", 100000) + `"}`,
 		`","jsonrpc":"2.0","jsonrpc":"2.0"}`, `"}`, `",}`} {
 		p := contract
@@ -517,7 +516,7 @@ func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 			t.Errorf("%.30s: %+v", rest, stats)
 		}
 	}
-	// A shorter one is read to its end first.
+	// A shorter text is read to its end before it is masked.
 	p := contract
 	p.IsReply = func() bool { return true }
 	text := `{"result":"` + repeat("x", assumeAfter-1000) + `"}`
@@ -526,15 +525,15 @@ func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 	}
 }
 
-func TestBrokenOffInTheMiddle(t *testing.T) {
+func TestAbort(t *testing.T) {
 	p := Policy{MaxChars: 100, HeadChars: 10, TailChars: 10}
 	for _, test := range []struct {
 		name, text string
-		whole      bool // nothing of it is lost
+		whole      bool // nothing is lost
 	}{
 		{"before anything was written", response(`"` + repeat("x", 1000)), true},
 		{"after the head was written", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000), false},
-		{"after the head was written, by a broken text", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000) + "\n" +
+		{"after the head was written, with invalid JSON", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000) + "\n" +
 			repeat("y", 1000), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -557,13 +556,13 @@ func TestBrokenOffInTheMiddle(t *testing.T) {
 				t.Errorf("got %d bytes: %.200q", len(got), got)
 			}
 			if strings.Contains(test.text, "y") && !strings.HasSuffix(got, repeat("y", 1000)+"x") {
-				t.Errorf("lost what followed: %q", got[len(got)-50:])
+				t.Errorf("lost the rest of the text: %q", got[len(got)-50:])
 			}
 		})
 	}
 }
 
-// O16: what the framing of an event stream needs.
+// O16: the framing of an event stream passes through gaps.
 func TestGap(t *testing.T) {
 	p := Policy{MaxChars: 20, HeadChars: 3, TailChars: 2}
 	long := `"` + repeat("x", 30) + `"`
@@ -600,7 +599,7 @@ func TestGap(t *testing.T) {
 	}
 }
 
-// reference masks a decoded message the straightforward way.
+// reference masks a decoded message in the simplest way.
 func reference(p Policy, v any) any {
 	var walk func(v any) any
 	walk = func(v any) any {
@@ -707,14 +706,14 @@ func FuzzMasker(f *testing.F) {
 		if stats.Strings == 0 {
 			return
 		}
-		// Where keys are repeated, decoding already loses some of the text.
+		// Decoding drops repeated keys on both sides.
 		if want := reference(p, decode(t, text)); !reflect.DeepEqual(decode(t, got), want) {
 			t.Fatalf("%q became %q, want %v", text, got, want)
 		}
 	})
 }
 
-// Must be seen: 10,000 random documents under the limit come out byte-identical.
+// 10,000 random documents with strings under the limit come out byte-identical.
 func TestRandomDocumentsUnderTheLimitAreUntouched(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 10000 {

@@ -31,10 +31,10 @@ var resultMembers = map[string]resultMember{
 	"_meta": metadata,
 }
 
-// judge records whether the next member of a result is an observation. If the method is unknown, a
-// result with a descriptor is a list or a handshake from there on. Metadata come first, and may belong
-// to one.
-func (m *Masker) judge(name []byte) {
+// classifyMember records whether the next member of a result is an observation. If the method is
+// unknown, a result with a descriptor is a list or a handshake, so nothing after it is an
+// observation. Metadata is none either then, because it often precedes the descriptor.
+func (m *Masker) classifyMember(name []byte) {
 	kind := resultMembers[string(name)]
 	if m.policy.AnyMethod && kind == descriptor {
 		m.msg.describe = true

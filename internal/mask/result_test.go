@@ -9,7 +9,7 @@ import (
 func TestResultsAreRecognizedByTheirMembers(t *testing.T) {
 	long := `"` + repeat("x", 30) + `"`
 	cut := `"xxx\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=30 head=3 tail=2] ...\nxx"`
-	for _, test := range []struct{ name, result, known, unknown string }{ // known is "" if it is the same
+	for _, test := range []struct{ name, result, known, unknown string }{ // known is "" if it equals unknown
 		{"a tool's result", `{"content":[{"type":"text","text":LONG}],"structuredContent":{"tools":[LONG],` +
 			`"instructions":LONG}}`, "",
 			`{"content":[{"type":"text","text":CUT}],"structuredContent":{"tools":[CUT],"instructions":CUT}}`},
@@ -30,16 +30,17 @@ func TestResultsAreRecognizedByTheirMembers(t *testing.T) {
 		{"server/discover", `{"supportedVersions":[],"capabilities":{"a":LONG},"serverInfo":{"title":LONG}}`,
 			`{"supportedVersions":[],"capabilities":{"a":CUT},"serverInfo":{"title":CUT}}`,
 			`{"supportedVersions":[],"capabilities":{"a":LONG},"serverInfo":{"title":LONG}}`},
-		{"names by what they stand for", `{"\u0074ools":[LONG],"x":LONG}`, `{"\u0074ools":[CUT],"x":CUT}`,
+		{"names with escapes", `{"\u0074ools":[LONG],"x":LONG}`, `{"\u0074ools":[CUT],"x":CUT}`,
 			`{"\u0074ools":[LONG],"x":LONG}`},
-		{"a name all in escapes", `{` + escapeAll("resourceTemplates") + `:[LONG]}`, `{` + escapeAll("resourceTemplates") +
+		{"a name of escapes only", `{` + escapeAll("resourceTemplates") + `:[LONG]}`, `{` + escapeAll("resourceTemplates") +
 			`:[CUT]}`, `{` + escapeAll("resourceTemplates") + `:[LONG]}`},
 		{"a name in another case", `{"Tools":[LONG]}`, "", `{"Tools":[CUT]}`},
 		{"an array of lists", `[{"tools":[LONG]}]`, "", `[{"tools":[CUT]}]`},
-		{"what a client is asked", `{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},` +
-			`"requestState":LONG,"x":LONG}`, "",
+		{"a request for input from the client",
+			`{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},` +
+				`"requestState":LONG,"x":LONG}`, "",
 			`{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},"requestState":LONG,"x":CUT}`},
-		{"a state further in", `{"content":[{"requestState":LONG}]}`, "", `{"content":[{"requestState":CUT}]}`},
+		{"a nested state", `{"content":[{"requestState":LONG}]}`, "", `{"content":[{"requestState":CUT}]}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if test.known == "" {
@@ -52,7 +53,7 @@ func TestResultsAreRecognizedByTheirMembers(t *testing.T) {
 					if unknown {
 						want = test.unknown
 					}
-					// The one after it does not depend on it.
+					// The messages after a result do not depend on it.
 					batch := func(result string) string {
 						text := "[" + response(result) + `,{"result":{"y":CUT},"jsonrpc":"2.0"},{"jsonrpc":"2.0","error":{"data":CUT}}]`
 						return strings.NewReplacer("LONG", long, "CUT", cut).Replace(text)

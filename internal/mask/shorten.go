@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// shorten lets the Shortener decide about the cuts of the complete message.
+// shorten lets the Shortener replace the cuts of the complete message.
 func (m *Masker) shorten() {
 	own := slices.IndexFunc(m.cuts, func(c cut) bool { return c.start >= m.msg.start })
 	if own < 0 {
@@ -36,7 +36,8 @@ func (m *Masker) shorten() {
 	}
 }
 
-// shortenEqual shortens the strings in the structured content like equal strings outside.
+// shortenEqual shortens strings in the structured content. A string that occurs outside, too, gets
+// the same replacement and handle.
 func (m *Masker) shortenEqual(cuts []cut, structured span) {
 	seed := maphash.MakeSeed()
 	body := func(c *cut) []byte { return m.bytes(c.start+1, c.end-1) }
@@ -68,16 +69,18 @@ func (m *Masker) shortenText(c *cut) {
 	}
 }
 
-// replace sets the replacement of the bytes between two offsets; chars is its length.
+// replace makes text, of chars characters, the replacement of the bytes between two offsets. A nil
+// text changes nothing.
 func (c *cut) replace(from, to int64, text []byte, chars int) {
 	if text != nil {
 		c.head, c.tail, c.text, c.left = from, to, text, chars
 	}
 }
 
-// shortenStructured shortens the structured content as a whole if it is too long even without its long
-// strings. It also does if the content is repeated as a text, which is shortened alike. It returns the
-// cuts that replace those inside, with a note; nil if the content stays.
+// shortenStructured shortens the structured content as a whole if it is too long even without its
+// long strings, or if a text repeats the content, which is then shortened alike. It returns the
+// cuts to use in place of those inside the content, with a note; nil if the content is not
+// shortened as a whole.
 func (m *Masker) shortenStructured(own int) []cut {
 	s := m.msg.structured
 	if s.end-s.start <= int64(m.policy.MaxChars) {
@@ -132,7 +135,7 @@ func (m *Masker) shortenStructured(own int) []cut {
 	return append(m.note(m.policy.Shorten.Note(value, whole.handle)), whole)
 }
 
-// isText reports whether a string is the text of an object, given compacted.
+// isText reports whether a string is the JSON text of an object, which is given compacted.
 func (m *Masker) isText(c *cut, object []byte) bool {
 	body := m.bytes(c.start+1, c.end-1)
 	if !bytes.HasPrefix(bytes.TrimLeft(body, " "), []byte("{")) {

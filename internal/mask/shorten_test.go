@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// abbreviating is a Shortener that says what it was given, and in which order.
+// abbreviating is a Shortener that logs its calls.
 type abbreviating struct{ log []string }
 
 func (a *abbreviating) Text(body []byte, handle string, structured bool) []byte {
@@ -37,7 +37,8 @@ func (a *abbreviating) Note(value []byte, handle string) string {
 	return fmt.Sprintf("note of %d %s", len(value), handle)
 }
 
-// saving returns a policy whose Save has handles obs_1, obs_2 and so on, by body.
+// saving returns a policy whose Save gives bodies the handles obs_1, obs_2 and so on, and the kept
+// bodies by handle.
 func saving(s Shortener) (Policy, map[string]string) {
 	kept := map[string]string{}
 	return Policy{MaxChars: 40, HeadChars: 3, TailChars: 3, KeepMedia: true, Shorten: s, HoldLimit: 1000,
@@ -71,7 +72,7 @@ func TestShorten(t *testing.T) {
 	}{
 		{"texts", `{"content":[` + text(long) + `,` + text("x") + `,` + text(other) + `]}`, `{"content":[` +
 			text("short a") + `,` + text("x") + `,` + text("short b") + `]}`, "text a obs_1 false, text b obs_2 false"},
-		{"head and tail where there is nothing better", `{"content":[` + text(ends) + `]}`, `{"content":[` +
+		{"head and tail of a text that is not shortened", `{"content":[` + text(ends) + `]}`, `{"content":[` +
 			text(marker("obs_1")) + `]}`, "text - obs_1 false"},
 		{"a text that is masked stays", `{"content":[` + text(marker("obs_1")) + `]}`, "", ""},
 		{"media stay", `{"content":[{"type":"image","data":"` + long + `"}]}`, "", ""},
@@ -86,28 +87,30 @@ func TestShorten(t *testing.T) {
 			other + `"}}`,
 			`{"content":[` + text("short a") + `],"structuredContent":{"result":"short b"}}`,
 			"text a obs_1 false, text b obs_2 false"},
-		{"structured content as in a text", `{"content":[` + text(json) + `],"structuredContent":` + rows + `}`,
+		{"structured content that a text repeats", `{"content":[` + text(json) + `],"structuredContent":` + rows + `}`,
 			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
 				len(rows)), "structured, text { obs_1 true"},
-		{"structured content as in a text, but with white space", `{"content":[` + text(`{ `+json[1:]) +
+		{"structured content that a text repeats with white space", `{"content":[` + text(`{ `+json[1:]) +
 			`],"structuredContent":` + rows + `}`,
 			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
 				len(rows)), "structured, text { obs_1 true"},
-		{"structured content beside other JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1,"rows":` +
-			rows + `}}`,
+		{"structured content and a text with other JSON",
+			`{"content":[` + text(json) + `],"structuredContent":{"n":1,"rows":` +
+				rows + `}}`,
 			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
 				len(rows)+len(`{"n":1,"rows":}`)), "structured, text { obs_2 false"},
-		{"structured content that is long by white space", `{"content":[],"structuredContent":{"spaces":` + repeat(" ", 60) +
-			`1}}`,
+		{"structured content that is long because of white space",
+			`{"content":[],"structuredContent":{"spaces":` + repeat(" ", 60) +
+				`1}}`,
 			`{"content":[],"structuredContent":{"spaces":1}}`, "structured"},
-		{"structured content that is short, beside JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1}}`,
+		{"short structured content and a text with JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1}}`,
 			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"n":1}}`, "text { obs_1 false"},
 		{"structured content of few characters in many bytes", `{"content":[],"structuredContent":{"é":"` + repeat("é", 30) +
 			`"}}`, "", ""},
 		{"JSON as a string in structured content", `{"content":[` + text(json) + `],"structuredContent":{"result":"` + json +
 			`"}}`,
 			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"result":"{\"cut\":1}"}}`, "text { obs_1 false"},
-		{"structured content as in a text, but neither can be cut", `{"content":[` + text(`{\"whole\":`+json+`}`) +
+		{"structured content that a text repeats, but that cannot be cut", `{"content":[` + text(`{\"whole\":`+json+`}`) +
 			`],"structuredContent":{"whole":` + rows + `}}`,
 			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"whole":` + rows + `}}`,
 			"structured, text { obs_1 false"},
@@ -116,11 +119,13 @@ func TestShorten(t *testing.T) {
 			"structured"},
 		{"structured content without content", `{"structuredContent":` + rows + `}`, `{"structuredContent":{"cut":1}}`,
 			"structured"},
-		{"structured content that stays", `{"content":[],"structuredContent":{"whole":` + rows + `,"s":"` + long + `"}}`,
+		{"structured content that cannot be cut, with a long string",
+			`{"content":[],"structuredContent":{"whole":` + rows + `,"s":"` + long + `"}}`,
 			`{"content":[],"structuredContent":{"whole":` + rows + `,"s":"short a"}}`, "structured, text a obs_1 false"},
-		{"structured content that is short", `{"content":[` + text(long) + `],"structuredContent":{"n":1}}`, `{"content":[` +
-			text("short a") + `],"structuredContent":{"n":1}}`, "text a obs_1 false"},
-		{"no such members further in", `{"x":{"content":[],"structuredContent":` + rows + `}}`, "", ""},
+		{"short structured content and a long text",
+			`{"content":[` + text(long) + `],"structuredContent":{"n":1}}`, `{"content":[` +
+				text("short a") + `],"structuredContent":{"n":1}}`, "text a obs_1 false"},
+		{"nested members of the same names", `{"x":{"content":[],"structuredContent":` + rows + `}}`, "", ""},
 		{"too long to be held", `{"content":[` + text(ends) + `,` + text(repeat("c", 1000)) + `]}`, `{"content":[` +
 			text(marker("obs_1")) + `,` +
 			text(`ccc\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=1000 head=3 tail=3 id=obs_2] ...\nccc`) + `]}`, ""},
@@ -133,7 +138,7 @@ func TestShorten(t *testing.T) {
 					test.want = test.result
 				}
 				if strings.HasPrefix(test.name, "too long") && piece > 7 {
-					continue // what comes in one piece need not be held
+					continue // a text in one piece is not held
 				}
 				s := new(abbreviating)
 				policy, _ := saving(s)
@@ -152,7 +157,7 @@ func TestShorten(t *testing.T) {
 	}
 }
 
-// An event of several lines has other bytes between its tokens.
+// The Shortener is not used for an event of several lines, which has gaps between its tokens.
 func TestShortenEventsOfSeveralLines(t *testing.T) {
 	s := new(abbreviating)
 	policy, _ := saving(s)
@@ -176,7 +181,7 @@ func TestShortenEventsOfSeveralLines(t *testing.T) {
 	}
 }
 
-// What is held back of a message that breaks off goes out as it came.
+// The held part of an incomplete message is written unchanged.
 func TestShortenMessagesThatBreakOff(t *testing.T) {
 	message := response(`{"content":[{"type":"text","text":"` + repeat("a", 50) + `"}],"structuredContent":{"n":1}}`)
 	for end := range len(message) - 1 {

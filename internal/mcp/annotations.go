@@ -77,8 +77,9 @@ func (a Annotations) String() string {
 	return strings.Join(set, " ")
 }
 
-// ReadAnnotations reads the annotations in the definition of a tool. The defaults of the specification
-// apply to those that are missing or not boolean, and to all of them if the definition is ambiguous.
+// ReadAnnotations reads the annotations in the definition of a tool. The defaults of the
+// specification apply to those that are missing or not boolean, and to all of them if the
+// definition is ambiguous.
 func ReadAnnotations(tool []byte) Annotations {
 	var object []byte
 	for m := range jsonspan.Members(tool) {
@@ -109,7 +110,7 @@ func ReadAnnotations(tool []byte) Annotations {
 		}
 	}
 	if a&ReadOnly != 0 {
-		a &^= Destructive // has no meaning then
+		a &^= Destructive // has no meaning for tools that change nothing
 	}
 	return a
 }

@@ -2,7 +2,7 @@ package mcp
 
 import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 
-// neededCapability are the capabilities that clients must declare to get server requests, by method.
+// neededCapability has the capability that clients must declare to get a server request, by method.
 var neededCapability = map[string]string{
 	"roots/list":             "roots",
 	"sampling/createMessage": "sampling",
@@ -11,8 +11,8 @@ var neededCapability = map[string]string{
 
 var capabilityPaths = jsonspan.CompilePaths("roots", "sampling", "elicitation")
 
-// AcceptsServerRequest reports whether a client with these capabilities accepts a server request with this
-// method. Methods that need no known capability are accepted.
+// AcceptsServerRequest reports whether a client with these capabilities accepts a server request
+// with this method. Methods that need no known capability are accepted.
 func AcceptsServerRequest(capabilities []byte, method string) bool {
 	needed, known := neededCapability[method]
 	if !known {
@@ -28,8 +28,8 @@ func AcceptsServerRequest(capabilities []byte, method string) bool {
 
 var elicitationPaths = jsonspan.CompilePaths("elicitation.url", "elicitation.form")
 
-// elicits returns the elicitation modes that a client with these capabilities supports.
-func elicits(capabilities []byte) (url, form bool) {
+// elicitationModes returns the elicitation modes that a client with these capabilities supports.
+func elicitationModes(capabilities []byte) (url, form bool) {
 	_ = elicitationPaths.Find(capabilities, func(path int, v jsonspan.Value) {
 		declared := v.Kind == jsonspan.BeginObject
 		if path == 0 {
@@ -43,14 +43,14 @@ func elicits(capabilities []byte) (url, form bool) {
 
 // CanOpenURLs reports whether a client with these capabilities can ask its user to open a URL.
 func CanOpenURLs(capabilities []byte) bool {
-	url, _ := elicits(capabilities)
+	url, _ := elicitationModes(capabilities)
 	return url
 }
 
-// CanFillForms reports whether a client with these capabilities can ask its user to fill in a form. A
-// client that declares elicitation without a mode can.
+// CanFillForms reports whether a client with these capabilities can ask its user to fill in a form.
+// A client that declares elicitation without a mode can.
 func CanFillForms(capabilities []byte) bool {
-	url, form := elicits(capabilities)
+	url, form := elicitationModes(capabilities)
 	return form || !url && AcceptsServerRequest(capabilities, "elicitation/create")
 }
 

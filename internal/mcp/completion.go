@@ -57,9 +57,9 @@ func CompletionOf(request []byte) (c Completion, err error) {
 	return c, errors.Join(err, invalid)
 }
 
-// Expand returns the URIs that clients may build from the template with a value of the argument: with
-// the value unchanged, and escaped. If another argument is unknown, they end in an expression. reached
-// is false if that comes before the argument.
+// Expand returns the URIs that clients may build from the template with a value of the argument:
+// with the value unchanged, and escaped. If another argument is unknown, they end in an expression.
+// reached is false if that comes before the argument.
 func (c Completion) Expand(value string) (uris []string, reached bool) {
 	for _, escape := range []func(string) string{escapeStray, url.PathEscape} {
 		var uri string
@@ -78,21 +78,21 @@ func (c Completion) expand(value string, escape func(string) string) (uri string
 			return uri, reached
 		}
 		expression, after, _ := strings.Cut(after, "}")
-		expanded, has, ok := c.expandExpression(expression, value, escape)
+		expanded, hasArgument, ok := c.expandExpression(expression, value, escape)
 		if !ok {
 			return uri + "{x}", reached // the name does not matter
 		}
 		uri += expanded
-		reached = reached || has
+		reached = reached || hasArgument
 		rest = after
 	}
 }
 
-// expandExpression expands an expression of RFC 6570 whose variables are all known. has reports
-// whether the argument is one of them.
+// expandExpression expands an expression of RFC 6570 whose variables are all known. hasArgument
+// reports whether the argument is one of them.
 func (c Completion) expandExpression(
 	expression, value string, escape func(string) string,
-) (expanded string, has, ok bool) {
+) (expanded string, hasArgument, ok bool) {
 	operator := ""
 	if expression != "" && strings.ContainsRune("+#./;?&", rune(expression[0])) {
 		operator, expression = expression[:1], expression[1:]
@@ -102,7 +102,7 @@ func (c Completion) expandExpression(
 		name = strings.TrimSuffix(name, "*")
 		text, known := c.known[name]
 		if name == c.argument {
-			text, known, has = value, true, true
+			text, known, hasArgument = value, true, true
 		}
 		if !known {
 			return "", false, false // also with a prefix, as in {x:3}
@@ -115,13 +115,13 @@ func (c Completion) expandExpression(
 	}
 	switch operator {
 	case "", "+":
-		return strings.Join(values, ","), has, true
+		return strings.Join(values, ","), hasArgument, true
 	case "#":
-		return "#" + strings.Join(values, ","), has, true
+		return "#" + strings.Join(values, ","), hasArgument, true
 	case "?":
-		return "?" + strings.Join(values, "&"), has, true
+		return "?" + strings.Join(values, "&"), hasArgument, true
 	}
-	return operator + strings.Join(values, operator), has, true
+	return operator + strings.Join(values, operator), hasArgument, true
 }
 
 // escapeStray escapes characters that a URI cannot contain: braces, and a % that does not begin an
@@ -148,7 +148,7 @@ func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, err
 		kept    [][]byte
 		dropped int
 		total   jsonspan.Value
-		strange bool
+		invalid bool
 	)
 	err := completedPaths.FindExact(message, func(path int, v jsonspan.Value) {
 		switch path {
@@ -159,7 +159,7 @@ func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, err
 				dropped++
 			}
 		case 1:
-			strange = v.Kind != jsonspan.BeginArray
+			invalid = v.Kind != jsonspan.BeginArray
 			list := slices.Concat([]byte("["), bytes.Join(kept, []byte(",")), []byte("]"))
 			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: list})
 		case 2:
@@ -169,7 +169,7 @@ func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, err
 	switch {
 	case err != nil:
 		return message, err
-	case strange:
+	case invalid:
 		return message, errCompletion
 	case dropped == 0:
 		return message, nil

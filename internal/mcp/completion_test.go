@@ -6,11 +6,11 @@ import (
 	"testing"
 )
 
-// A69: expansions of a template with a value, as far as its other arguments are known.
+// A69: a template is expanded with a value and the other arguments that are known.
 func TestCompletionExpand(t *testing.T) {
 	for _, tt := range []struct {
 		template, argument, known, value string
-		want                             []string // unchanged, and escaped
+		want                             []string // unescaped and escaped
 		reached                          bool
 	}{
 		{"file:///{path}", "path", "", "secret/key", []string{"file:///secret/key", "file:///secret%2Fkey"}, true},
@@ -49,12 +49,12 @@ func TestCompletionExpand(t *testing.T) {
 		`{"params":{"ref":{"uri":"a:` + strings.Repeat("{b}", 8<<10) + `"}}}`,
 	} {
 		if c, err := CompletionOf([]byte(request)); err == nil {
-			t.Errorf("%.100s is of %+v", request, c)
+			t.Errorf("%.100s: got %+v", request, c)
 		}
 	}
 }
 
-// Values are removed, and everything else stays unchanged.
+// Some values are removed, and everything else stays unchanged.
 func TestFilterCompletion(t *testing.T) {
 	keep := func(value string) bool { return !strings.HasPrefix(value, "secret") }
 	for _, tt := range []struct{ name, message, want string }{
@@ -67,15 +67,15 @@ func TestFilterCompletion(t *testing.T) {
 		{"a total that is not a number", `{"result":{"completion":{"values":["secret"],"total":null}}}`,
 			`{"result":{"completion":{"values":[],"total":null}}}`},
 		{"no total", `{"result":{"completion":{"values":["secret"]}}}`, `{"result":{"completion":{"values":[]}}}`},
-		{"none to take out", `{"result":{"completion":{"values":[ "a" ],"total":1}}}`,
+		{"nothing to remove", `{"result":{"completion":{"values":[ "a" ],"total":1}}}`,
 			`{"result":{"completion":{"values":[ "a" ],"total":1}}}`},
-		{"values that are no strings", `{"result":{"completion":{"values":[{"a":"secret"},"a"]}}}`,
+		{"values that are not strings", `{"result":{"completion":{"values":[{"a":"secret"},"a"]}}}`,
 			`{"result":{"completion":{"values":["a"]}}}`},
 		{"an error", `{"error":{"code":1,"message":"secret"}}`, `{"error":{"code":1,"message":"secret"}}`},
 		{"no list", `{"result":{"completion":{"values":{"a":"a"}}}}`, ""},
 		{"two lists", `{"result":{"completion":{"values":[],"values":["secret"]}}}`, ""},
 		{"a list in another case", `{"result":{"completion":{"Values":["secret"]}}}`, ""},
-		{"no JSON", `{"result":`, ""},
+		{"not JSON", `{"result":`, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := FilterCompletion([]byte(tt.message), keep)

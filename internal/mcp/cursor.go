@@ -12,9 +12,9 @@ var errCursor = errors.New("the cursor is not from this list")
 
 // Cursor returns the cursor for the page of a list that begins at offset.
 func Cursor(offset int) string {
-	place := append([]byte(nil), `{"offset":`...)
-	place = strconv.AppendInt(place, int64(offset), 10)
-	return base64.RawURLEncoding.EncodeToString(append(place, '}'))
+	text := append([]byte(nil), `{"offset":`...)
+	text = strconv.AppendInt(text, int64(offset), 10)
+	return base64.RawURLEncoding.EncodeToString(append(text, '}'))
 }
 
 var cursorPaths = jsonspan.CompilePaths("offset")
@@ -22,13 +22,13 @@ var cursorPaths = jsonspan.CompilePaths("offset")
 // ParseCursor returns the offset in a cursor. It can be beyond the end of the list, which may have
 // become shorter. Any variant of base64 is accepted.
 func ParseCursor(cursor string) (offset int, err error) {
-	place, err := decodeBase64(cursor)
+	text, err := decodeBase64(cursor)
 	if err != nil {
 		return 0, errCursor
 	}
 	var literal []byte
-	err = cursorPaths.Find(place, func(_ int, v jsonspan.Value) {
-		literal = place[v.Start:v.End]
+	err = cursorPaths.Find(text, func(_ int, v jsonspan.Value) {
+		literal = text[v.Start:v.End]
 	})
 	if err != nil {
 		return 0, errCursor

@@ -12,49 +12,49 @@ func TestCursor(t *testing.T) { // A19
 	}
 	for _, offset := range []int{0, 1, 2, 10, 12345, math.MaxInt} {
 		if got, err := ParseCursor(Cursor(offset)); got != offset || err != nil {
-			t.Errorf("%d is %d, %v after a round trip", offset, got, err)
+			t.Errorf("%d became %d, %v", offset, got, err)
 		}
 	}
 }
 
 func TestParseCursor(t *testing.T) { // A19, A20, R20
 	encode := base64.RawURLEncoding.EncodeToString
-	// Its base64 has + or - and / or _, and padding.
+	// The base64 of this text has + or -, / or _, and padding.
 	const odd = `{"offset":7,"x":"~~~???>>>"}`
 	tests := []struct {
 		name   string
 		cursor string
 		want   int // -1: an error
 	}{
-		{"nothing passed yet", encode([]byte(`{"offset":0}`)), 0},
+		{"the first offset", encode([]byte(`{"offset":0}`)), 0},
 		{"white space", encode([]byte(` { "offset" : 3 } `)), 3},
 		{"URL-safe", base64.RawURLEncoding.EncodeToString([]byte(odd)), 7},
 		{"URL-safe and padded", base64.URLEncoding.EncodeToString([]byte(odd)), 7},
 		{"standard", base64.RawStdEncoding.EncodeToString([]byte(odd)), 7},
 		{"standard and padded", base64.StdEncoding.EncodeToString([]byte(odd)), 7},
 
-		{"nothing", "", -1},
-		{"no base64", "!", -1},
+		{"empty", "", -1},
+		{"not base64", "!", -1},
 		{"a line break", Cursor(2) + "\n", -1},
 		{"a number that is not encoded", "12", -1},
-		{"no JSON", encode([]byte(`offset`)), -1},
-		{"no object", encode([]byte(`2`)), -1},
+		{"not JSON", encode([]byte(`offset`)), -1},
+		{"not an object", encode([]byte(`2`)), -1},
 		{"an array", encode([]byte(`[2]`)), -1},
 		{"null", encode([]byte(`null`)), -1},
 		{"no offset", encode([]byte(`{}`)), -1},
-		{"an offset further down", encode([]byte(`{"x":{"offset":2}}`)), -1},
+		{"a nested offset", encode([]byte(`{"x":{"offset":2}}`)), -1},
 		{"a fraction", encode([]byte(`{"offset":1.5}`)), -1},
 		{"an exponent", encode([]byte(`{"offset":1e2}`)), -1},
 		{"a string", encode([]byte(`{"offset":"2"}`)), -1},
 		{"an offset that is null", encode([]byte(`{"offset":null}`)), -1},
 		{"an object", encode([]byte(`{"offset":{}}`)), -1},
-		{"less than nothing", encode([]byte(`{"offset":-1}`)), -1},
-		{"one more than an int has", encode([]byte(`{"offset":9223372036854775808}`)), -1},
+		{"a negative offset", encode([]byte(`{"offset":-1}`)), -1},
+		{"more than the maximum int", encode([]byte(`{"offset":9223372036854775808}`)), -1},
 		{"many digits", encode([]byte(`{"offset":100000000000000000000000000}`)), -1},
 		{"a leading zero", encode([]byte(`{"offset":02}`)), -1},
 		{"two offsets", encode([]byte(`{"offset":1,"offset":2}`)), -1},
-		{"more after it", encode([]byte(`{"offset":1}{"offset":1}`)), -1},
-		{"cut short", encode([]byte(`{"offset":1`)), -1},
+		{"text after it", encode([]byte(`{"offset":1}{"offset":1}`)), -1},
+		{"truncated", encode([]byte(`{"offset":1`)), -1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

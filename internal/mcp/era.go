@@ -23,17 +23,17 @@ const (
 	Stateless = "2026-07-28"
 )
 
-// legacy are the versions with a handshake, oldest first.
-var legacy = []string{"2024-11-05", "2025-03-26", "2025-06-18", Latest}
+// legacyVersions are the versions with a handshake, oldest first.
+var legacyVersions = []string{"2024-11-05", "2025-03-26", "2025-06-18", Latest}
 
 // Versions returns all versions, oldest first.
-func Versions() []string { return append(slices.Clone(legacy), Stateless) }
+func Versions() []string { return append(slices.Clone(legacyVersions), Stateless) }
 
 // IsLegacy reports whether a version has a handshake.
-func IsLegacy(version string) bool { return slices.Contains(legacy, version) }
+func IsLegacy(version string) bool { return slices.Contains(legacyVersions, version) }
 
-// EraOf returns the era of a request: modern if it has a version in _meta, or a version header that is
-// not legacy. The method does not matter. Notifications of modern clients may have neither.
+// EraOf returns the era of a request: modern if it has a version in _meta, or a version header that
+// is not legacy. The method does not matter. Notifications of modern clients may have neither.
 func EraOf(versionHeader string, m *jsonrpc.Message) Era {
 	if m.Has(jsonrpc.ProtocolVersion) || versionHeader != "" && !IsLegacy(versionHeader) {
 		return Modern
@@ -43,7 +43,7 @@ func EraOf(versionHeader string, m *jsonrpc.Message) Era {
 
 // NewestLegacy returns the newest legacy version among versions; "" for none.
 func NewestLegacy(versions []string) string {
-	for _, version := range slices.Backward(legacy) {
+	for _, version := range slices.Backward(legacyVersions) {
 		if slices.Contains(versions, version) {
 			return version
 		}
@@ -54,8 +54,8 @@ func NewestLegacy(versions []string) string {
 // Negotiate returns the version with which a server responds to a client: the requested one if the
 // server supports it, otherwise its own.
 func Negotiate(requested, server string) string {
-	asked, can := slices.Index(legacy, requested), slices.Index(legacy, server)
-	if asked < 0 || can >= 0 && asked > can {
+	requestedIndex, serverIndex := slices.Index(legacyVersions, requested), slices.Index(legacyVersions, server)
+	if requestedIndex < 0 || serverIndex >= 0 && requestedIndex > serverIndex {
 		return server
 	}
 	return requested

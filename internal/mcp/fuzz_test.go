@@ -23,9 +23,9 @@ import (
 // flavors are the variants of base64.
 var flavors = []*base64.Encoding{base64.RawURLEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.StdEncoding}
 
-// saysIn reports whether a text in any variant of base64 is an object whose members have these
-// literals, or texts.
-func saysIn(encoded string, members map[string]any) bool {
+// hasMembers reports whether a text, in any variant of base64, is an object whose members have
+// these literals or texts.
+func hasMembers(encoded string, members map[string]any) bool {
 	return slices.ContainsFunc(flavors, func(flavor *base64.Encoding) bool {
 		text, err := flavor.DecodeString(encoded)
 		var object map[string]any
@@ -43,7 +43,8 @@ func saysIn(encoded string, members map[string]any) bool {
 	})
 }
 
-// A cursor encodes an offset, in any variant of base64, and no other text is a cursor.
+// FuzzCursor checks that a cursor encodes an offset, in any variant of base64, and that no other
+// text is a cursor.
 func FuzzCursor(f *testing.F) {
 	f.Add(Cursor(0), 0)
 	f.Add("\n", 1)
@@ -54,8 +55,8 @@ func FuzzCursor(f *testing.F) {
 	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"\u006fffset":12} `)), 1000)
 	f.Fuzz(func(t *testing.T, cursor string, offset int) {
 		if n, err := ParseCursor(cursor); err == nil &&
-			(n < 0 || !saysIn(cursor, map[string]any{"offset": json.Number(strconv.Itoa(n))})) {
-			t.Fatalf("%q is %d", cursor, n)
+			(n < 0 || !hasMembers(cursor, map[string]any{"offset": json.Number(strconv.Itoa(n))})) {
+			t.Fatalf("%q was read as %d", cursor, n)
 		}
 		place, err := base64.RawURLEncoding.DecodeString(Cursor(offset))
 		if err != nil {
@@ -64,13 +65,13 @@ func FuzzCursor(f *testing.F) {
 		for _, flavor := range flavors {
 			n, err := ParseCursor(flavor.EncodeToString(place))
 			if offset < 0 && err == nil || offset >= 0 && (n != offset || err != nil) {
-				t.Fatalf("%d is %d after a round trip, %v", offset, n, err)
+				t.Fatalf("%d became %d, %v", offset, n, err)
 			}
 		}
 	})
 }
 
-// A joined name maps to one tool and back, whatever names servers use.
+// FuzzNaming checks that a joined name maps to one tool and back, whatever names servers use.
 func FuzzNaming(f *testing.F) {
 	separators := []string{"::", "__", "_", ".", "/", "-", "a-", "._."}
 	long := strings.Repeat("very_long_name_", 6)
@@ -97,37 +98,37 @@ func FuzzNaming(f *testing.F) {
 		for _, name := range []string{a, b} {
 			shown := n.Join(server, name)
 			if n.Longest > 0 && len(shown) > n.Longest {
-				t.Fatalf("%q of %q is %q, longer than %d", name, server, shown, n.Longest)
+				t.Fatalf("%q of %q became %q, longer than %d", name, server, shown, n.Longest)
 			}
 			if other, taken := names[shown]; taken && other != name {
-				t.Fatalf("%+v: %q and %q of %q are both %q", n, other, name, server, shown)
+				t.Fatalf("%+v: %q and %q of %q both became %q", n, other, name, server, shown)
 			}
 			names[shown] = name
 			gotServer, gotName, ok := n.Split(shown, func(s string) bool { return s == server })
 			if !ok || gotServer != server || !n.MayBeShort(shown) && gotName != name {
-				t.Fatalf("%+v: %q of %q is %q, which is %q of %q, %t", n, name, server, shown, gotName, gotServer, ok)
+				t.Fatalf("%+v: %q of %q became %q, split into %q of %q, %t", n, name, server, shown, gotName, gotServer, ok)
 			}
 			if utf8.ValidString(server) && utf8.ValidString(name) && !utf8.ValidString(shown) {
-				t.Fatalf("%q of %q is %q", name, server, shown)
+				t.Fatalf("%q of %q became %q", name, server, shown)
 			}
-			// The form with Separator is understood, too, unless the name contains the separator.
+			// Names with Separator are also understood, unless the name contains the separator.
 			written := server + Separator + name
 			if s, _, _ := strings.Cut(written, n.Separator); n.Separator == Separator || s != server {
 				gotServer, gotName, ok = n.Split(written, func(s string) bool { return s == server })
 				if !ok || gotServer != server || gotName != name {
-					t.Fatalf("%+v: %q is %q of %q, %t", n, written, gotName, gotServer, ok)
+					t.Fatalf("%+v: %q was split into %q of %q, %t", n, written, gotName, gotServer, ok)
 				}
 			}
 		}
 		short := Shortened(a)
 		if kept, cut := strings.CutSuffix(short, "…"); short != a && (!cut || utf8.RuneCountInString(a) <= longestName ||
 			!strings.HasPrefix(strings.ToValidUTF8(a, ""), kept)) {
-			t.Fatalf("%q shortened is %q", a, short)
+			t.Fatalf("%q was shortened to %q", a, short)
 		}
 	})
 }
 
-// secret reports whether a name is hidden in these tests.
+// secret reports whether these tests hide a name.
 func secret(name string) bool { return strings.Contains(name, "s") }
 
 // filterLists returns a response without the items that keep refuses.
@@ -143,8 +144,8 @@ func filterLists(message []byte, keep func(*Item) bool) ([]byte, error) {
 	return jsonspan.Spliced(message, l.Filter(keep)...), nil
 }
 
-// FuzzFilterLists compares with lists that encoding/json has read. Kept items and everything around
-// the lists stay unchanged.
+// FuzzFilterLists compares filtered lists with those that encoding/json reads. The remaining items
+// and everything around the lists stay unchanged.
 func FuzzFilterLists(f *testing.F) {
 	for _, message := range []string{
 		`{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`,
@@ -167,18 +168,18 @@ func FuzzFilterLists(f *testing.F) {
 		got, err := filterLists(message, func(item *Item) bool {
 			asked++
 			if !json.Valid(item.Raw) || !bytes.Equal(item.Raw, message[item.Start:item.End()]) {
-				t.Fatalf("asked for %+v", item)
+				t.Fatalf("keep was called for %+v", item)
 			}
 			return !secret(item.Name)
 		})
 		if !bytes.Equal(message, before) {
-			t.Fatalf("%q has changed to %q", before, message)
+			t.Fatalf("input %q changed to %q", before, message)
 		}
 		if err != nil {
 			return
 		}
 		if !json.Valid(message) {
-			t.Fatalf("%q was read", message)
+			t.Fatalf("%q was accepted", message)
 		}
 		if jsontest.Repeats(message) {
 			return // encoding/json would see only the last
@@ -252,8 +253,8 @@ func itemsOf(list json.RawMessage) (items []json.RawMessage) {
 	return items
 }
 
-// The headers of a modern request pass if and only if they agree with what encoding/json reads in its
-// body. Those that SetModern sets do.
+// FuzzModernHeaders checks that the headers of a modern request pass if and only if they agree with
+// what encoding/json reads in its body, and that headers set by SetModern do.
 func FuzzModernHeaders(f *testing.F) {
 	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 		`"io.modelcontextprotocol/clientCapabilities":{}}`
@@ -316,14 +317,14 @@ func FuzzModernHeaders(f *testing.F) {
 		want := is(wantVersion, version) && capabilities != nil && is(message.Method, method) && (key == "" || plain != "" &&
 			is(target, plain))
 		if failure := CheckModern(header, &m); (failure == nil) != want {
-			t.Fatalf("%q with %q: %v, want it to pass: %t", body, header, failure, want)
+			t.Fatalf("%q with %q: got %v, want pass = %t", body, header, failure, want)
 		}
 		wantText, _ := textOf(wantVersion)
 		SetModern(header, &m, wantText)
 		for _, values := range header {
 			if len(values) != 1 || strings.ContainsFunc(values[0], func(c rune) bool { return c < ' ' || c > '~' }) &&
 				values[0] != wantText {
-				t.Fatalf("%q has the headers %q", body, header)
+				t.Fatalf("%q got headers %q", body, header)
 			}
 		}
 		gotMethod, isText := textOf(message.Method)
@@ -331,16 +332,16 @@ func FuzzModernHeaders(f *testing.F) {
 		if wantVersion != nil && is(wantVersion, wantText) && capabilities != nil && isText &&
 			HeaderText(gotMethod) == gotMethod && (key == "" || hasTarget && targetText != "") {
 			if failure := CheckModern(header, &m); failure != nil {
-				t.Fatalf("%q with %q, which were set for it: %v", body, header, failure)
+				t.Fatalf("%q with its own headers %q: %v", body, header, failure)
 			}
 		}
-		if text, ok := headerText(HeaderText(name)); text != name || !ok {
-			t.Fatalf("%q in a header is %q", name, text)
+		if text, ok := decodeHeaderText(HeaderText(name)); text != name || !ok {
+			t.Fatalf("%q became header %q", name, text)
 		}
 	})
 }
 
-// exactly reads members of an object by exactly these names.
+// exactly reads the members of an object with exactly these names.
 func exactly(object []byte, members map[string]*json.RawMessage) {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(object, &all)
@@ -353,7 +354,8 @@ func textOf(literal []byte) (text string, isText bool) {
 	return text, len(literal) > 0 && literal[0] == '"' && json.Unmarshal(literal, &text) == nil
 }
 
-// Headers that are set for a call pass the check, and no others do for an argument with a header.
+// FuzzParamHeaders checks that headers set for a call pass the check, and that no other headers
+// pass for an argument with a header.
 func FuzzParamHeaders(f *testing.F) {
 	const list = `{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},` +
 		`"b":{"properties":{"c":{"type":"integer","x-mcp-header":"b-c"}}},"d":true}}}],"nextCursor":"n"}`
@@ -376,7 +378,7 @@ func FuzzParamHeaders(f *testing.F) {
 		cursor, err := params.Add(list)
 		var page struct{ NextCursor string }
 		if wrong := json.Unmarshal(list, &page); err == nil && (wrong != nil || cursor != page.NextCursor) {
-			t.Fatalf("%q goes on at %q, want %q, %v", list, cursor, page.NextCursor, wrong)
+			t.Fatalf("%q continues at %q, want %q, %v", list, cursor, page.NextCursor, wrong)
 		}
 		var tools struct{ Tools []json.RawMessage }
 		if err == nil && json.Unmarshal(list, &tools) == nil && len(tools.Tools) == 1 {
@@ -385,7 +387,7 @@ func FuzzParamHeaders(f *testing.F) {
 			one := ParamHeaders{}
 			_ = one.AddTool(tool.Name, tools.Tools[0])
 			if all := len(params[tool.Name]); len(one[tool.Name]) != all || len(one) != len(params) {
-				t.Fatalf("%q has %d headers, as a tool %v", list, all, one)
+				t.Fatalf("%q has %d headers, its tool alone %v", list, all, one)
 			}
 		}
 		header := http.Header{"Mcp-Param-Other": {"x"}, "Accept": {"y"}}
@@ -394,13 +396,13 @@ func FuzzParamHeaders(f *testing.F) {
 		for _, h := range params["t"] {
 			name := http.CanonicalHeaderKey(paramPrefix + h.name)
 			if names[name] || !isToken(h.name) {
-				t.Fatalf("%q has headers that no call can have: %v", list, params)
+				t.Fatalf("%q has invalid headers: %v", list, params)
 			}
 			names[name] = true
 		}
 		for name, values := range header {
 			if name != "Accept" && (!names[name] || len(values) != 1) {
-				t.Fatalf("%q set %q", list, header)
+				t.Fatalf("%q set headers %q", list, header)
 			}
 		}
 		if failure := params.Check(header, &m); failure != nil {
@@ -409,20 +411,20 @@ func FuzzParamHeaders(f *testing.F) {
 		for name := range names {
 			changed := header.Clone()
 			changed[name] = []string{value}
-			set, ok := headerText(header.Get(name))
-			text, textOK := headerText(value)
+			set, ok := decodeHeaderText(header.Get(name))
+			text, textOK := decodeHeaderText(value)
 			if failure := params.Check(changed, &m); (failure == nil) != (header.Get(name) != "" && ok && textOK &&
 				(text == set || sameNumber(text, set))) && header[name] != nil && set != "" {
 				t.Fatalf("%q with %q: %v", arguments, changed, failure)
 			}
 			if failure := params.Check(http.Header{name: {value, value}}, &m); failure == nil {
-				t.Fatalf("%q passes with two of %s", arguments, name)
+				t.Fatalf("%q passes with two headers %s", arguments, name)
 			}
 		}
 	})
 }
 
-// A name matches a pattern if there is a way to match it.
+// FuzzMatchName compares the result with a simple implementation that tries all ways to match.
 func FuzzMatchName(f *testing.F) {
 	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"},
 		{"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}, {"*::w*", ":"}, {"a*", "b"}} {
@@ -430,7 +432,7 @@ func FuzzMatchName(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, pattern, name string) {
 		pattern, name = pattern[:min(len(pattern), 60)], name[:min(len(name), 200)]
-		// fits[i] is whether name[i:] matches the rest of the pattern.
+		// fits[i] reports whether name[i:] matches the rest of the pattern.
 		fits := make([]bool, len(name)+1)
 		fits[len(name)] = true
 		for p := len(pattern) - 1; p >= 0; p-- {
@@ -445,7 +447,7 @@ func FuzzMatchName(f *testing.F) {
 			fits = next
 		}
 		if got := MatchName(pattern, name); got != fits[0] {
-			t.Fatalf("%q fits %q: %t", name, pattern, got)
+			t.Fatalf("%q matches %q: %t", name, pattern, got)
 		}
 		parsed, err := ParsePattern(pattern)
 		if server, tool, ok := strings.Cut(pattern, "::"); (err == nil) != (ok && server != "" && tool != "") || err == nil &&
@@ -455,8 +457,8 @@ func FuzzMatchName(f *testing.F) {
 	})
 }
 
-// A result asks for what encoding/json reads in it. A repeated call has the responses and is otherwise
-// unchanged.
+// FuzzInput checks that a result requests the input that encoding/json reads in it. A repeated call
+// has the responses and is otherwise unchanged.
 func FuzzInput(f *testing.F) {
 	for _, result := range []string{
 		`{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},"b":{"method":"elicitation/create",` +
@@ -480,13 +482,13 @@ func FuzzInput(f *testing.F) {
 		var kind, asked, state json.RawMessage
 		exactly(result, map[string]*json.RawMessage{"resultType": &kind, "inputRequests": &asked, "requestState": &state})
 		if text, _ := textOf(kind); is != (text == InputRequired) {
-			t.Fatalf("%q asks for input: %t", result, is)
+			t.Fatalf("%q requests input: %t", result, is)
 		}
 		if !is || err != nil || jsontest.Repeats(result) {
 			return
 		}
 		if !bytes.Equal(asks.State, state) {
-			t.Fatalf("%q has the state %q", result, asks.State)
+			t.Fatalf("%q: got state %q", result, asks.State)
 		}
 		want := map[string]InputRequest{}
 		var requests map[string]map[string]json.RawMessage
@@ -496,12 +498,12 @@ func FuzzInput(f *testing.F) {
 		for key, members := range requests {
 			method, isText := textOf(members["method"])
 			if !isText && string(members["method"]) != "null" {
-				t.Fatalf("%q asks %q", result, members)
+				t.Fatalf("%q requests %q", result, members)
 			}
 			want[key] = InputRequest{method, members["params"]}
 		}
 		if !reflect.DeepEqual(asks.Requests, want) {
-			t.Fatalf("%q asks %+v, want %+v", result, asks.Requests, want)
+			t.Fatalf("%q requests %+v, want %+v", result, asks.Requests, want)
 		}
 		if !json.Valid(params) || jsontest.Repeats(params) ||
 			request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
@@ -532,7 +534,7 @@ func FuzzInput(f *testing.F) {
 	})
 }
 
-// The target of a request is what encoding/json reads in it.
+// FuzzTarget checks that the target of a request is the one that encoding/json reads in it.
 func FuzzTarget(f *testing.F) {
 	for _, message := range []string{
 		`{"id":1,"method":"tools/call","params":{"name":"\u0061"}}`, `{"id":1,"method":"prompts\/get","params":{"name":7}}`,
@@ -574,14 +576,14 @@ func FuzzTarget(f *testing.F) {
 			switch {
 			case kind == Anything:
 				if !ok || target.Name != "" || HasTarget(called) && target.Kind != Other {
-					t.Fatalf("%q is about %+v, %t", message, target, ok)
+					t.Fatalf("%q: got %+v, %t", message, target, ok)
 				}
 			case refURI != nil && refName != nil && called == "completion/complete":
 				if ok {
-					t.Fatalf("%q is about %+v", message, target)
+					t.Fatalf("%q: got %+v", message, target)
 				}
 			case ok != isText || ok && target != (Target{"s", kind, text}):
-				t.Fatalf("%q is about %+v, %t", message, target, ok)
+				t.Fatalf("%q: got %+v, %t", message, target, ok)
 			}
 		}
 		var declared map[string]json.RawMessage
@@ -591,7 +593,7 @@ func FuzzTarget(f *testing.F) {
 		for method, capability := range map[string]string{"roots/list": "roots", "sampling/createMessage": "sampling",
 			"elicitation/create": "elicitation"} {
 			if want := bytes.HasPrefix(declared[capability], []byte("{")); AcceptsServerRequest(capabilities, method) != want {
-				t.Fatalf("%q can be asked %s: %t", capabilities, method, !want)
+				t.Fatalf("%q supports %s: %t", capabilities, method, !want)
 			}
 		}
 	})

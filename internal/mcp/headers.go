@@ -19,8 +19,8 @@ const (
 	paramPrefix   = "Mcp-Param-"
 )
 
-// CheckModern checks that a modern request identifies itself, and that its headers, on which proxies
-// decide, agree with its body.
+// CheckModern checks that a modern request identifies itself, and that its headers, on which
+// proxies decide, agree with its body.
 func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	if failure := CheckHeaders(header, m); failure != nil {
 		return failure
@@ -34,10 +34,10 @@ func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	case !m.Has(jsonrpc.ClientCapabilities):
 		return jsonrpc.InvalidParams("_meta has no " + MetaClientCapabilities)
 	case header.Get(methodHeader) == "":
-		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
+		return jsonrpc.HeaderMismatch("Mcp-Method is missing")
 	}
-	if _, named := nameOf(m); named && header.Get(nameHeader) == "" {
-		return jsonrpc.HeaderMismatch("Mcp-Name and the name in the body differ")
+	if _, named := nameField(m); named && header.Get(nameHeader) == "" {
+		return jsonrpc.HeaderMismatch("Mcp-Name is missing")
 	}
 	return nil
 }
@@ -53,8 +53,8 @@ func CheckHeaders(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	if len(header.Values(methodHeader)) > 0 && !m.Is(jsonrpc.Method, header.Get(methodHeader)) {
 		return jsonrpc.HeaderMismatch("Mcp-Method and the method differ")
 	}
-	if field, named := nameOf(m); named && len(header.Values(nameHeader)) > 0 {
-		name, ok := headerText(header.Get(nameHeader))
+	if field, named := nameField(m); named && len(header.Values(nameHeader)) > 0 {
+		name, ok := decodeHeaderText(header.Get(nameHeader))
 		if !ok || name == "" || !m.Is(field, name) {
 			return jsonrpc.HeaderMismatch("Mcp-Name and the name in the body differ")
 		}
@@ -79,15 +79,15 @@ func HasParams(header http.Header) bool {
 	return false
 }
 
-// nameOf returns the field that Mcp-Name repeats.
-func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
-	is := func(method string) bool { return m.Is(jsonrpc.Method, method) }
+// nameField returns the field that Mcp-Name repeats.
+func nameField(m *jsonrpc.Message) (jsonrpc.Field, bool) {
+	isMethod := func(method string) bool { return m.Is(jsonrpc.Method, method) }
 	switch {
-	case is("tools/call"), is("prompts/get"):
+	case isMethod("tools/call"), isMethod("prompts/get"):
 		return jsonrpc.Name, true
-	case is("resources/read"):
+	case isMethod("resources/read"):
 		return jsonrpc.URI, true
-	case is("tasks/get"), is("tasks/update"), is("tasks/cancel"):
+	case isMethod("tasks/get"), isMethod("tasks/update"), isMethod("tasks/cancel"):
 		return jsonrpc.TaskID, true
 	}
 	return 0, false
@@ -99,7 +99,7 @@ func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 	httpbody.SetHeader(header, VersionHeader, version)
 	httpbody.SetHeader(header, methodHeader, HeaderText(m.Text(jsonrpc.Method)))
 	delete(header, nameHeader)
-	if field, named := nameOf(m); named {
+	if field, named := nameField(m); named {
 		if name := m.Text(field); name != "" {
 			header[nameHeader] = []string{HeaderText(name)}
 		}
@@ -108,7 +108,7 @@ func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 
 // SetName updates the Mcp-Name header from the body, if the header is present.
 func SetName(header http.Header, m *jsonrpc.Message) {
-	if field, named := nameOf(m); named && header.Get(nameHeader) != "" {
+	if field, named := nameField(m); named && header.Get(nameHeader) != "" {
 		header.Set(nameHeader, HeaderText(m.Text(field)))
 	}
 }
@@ -135,8 +135,8 @@ func isSafe(text string) bool {
 	return strings.Trim(text, " ") == text
 }
 
-// headerText decodes a header value, which may be =?base64?…?=.
-func headerText(value string) (string, bool) {
+// decodeHeaderText decodes a header value, which may be =?base64?…?=.
+func decodeHeaderText(value string) (string, bool) {
 	encoded, ok := strings.CutPrefix(value, "=?base64?")
 	if !ok {
 		return value, true

@@ -43,11 +43,11 @@ func TestEras(t *testing.T) {
 		{"an old version in the header", "2025-06-18", `{"id":1,"method":"tools/list"}`, Legacy},
 		{"the oldest", "2024-11-05", `{"id":1,"method":"tools/list"}`, Legacy},
 		{"the new version in the header", "2026-07-28", `{"id":1,"method":"tools/list"}`, Modern},
-		{"any version that is not old", "2099-01-01", `{"id":1,"method":"initialize"}`, Modern},
+		{"an unknown version", "2099-01-01", `{"id":1,"method":"initialize"}`, Modern},
 		{"a version in _meta", "", `{"id":1,"method":"initialize","params":{` + meta + `}}`, Modern},
-		{"a version in _meta against the header", "2025-06-18", `{"id":1,"method":"x","params":{` + meta + `}}`, Modern},
-		{"the method does not matter", "", `{"id":1,"method":"server/discover"}`, Legacy},
-		{"a version that is asked for at initialization does not", "",
+		{"other versions in _meta and header", "2025-06-18", `{"id":1,"method":"x","params":{` + meta + `}}`, Modern},
+		{"a modern method without a version", "", `{"id":1,"method":"server/discover"}`, Legacy},
+		{"a version in initialize", "",
 			`{"id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, Legacy},
 	}
 	for _, tt := range tests {
@@ -71,7 +71,7 @@ func TestNegotiate(t *testing.T) { // A5
 	}
 	for _, tt := range tests {
 		if got := Negotiate(tt.requested, tt.server); got != tt.want {
-			t.Errorf("%s of a server with %s: got %s, want %s", tt.requested, tt.server, got, tt.want)
+			t.Errorf("%s at a server with %s: got %s, want %s", tt.requested, tt.server, got, tt.want)
 		}
 	}
 }
@@ -88,10 +88,10 @@ func TestCheckModern(t *testing.T) {
 		name    string
 		data    string
 		headers []string
-		code    int // 0: it is right
+		code    int // 0 for none
 	}{
 		{"a list", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, 0},
-		{"a name that is not needed does not matter", request("tools/list", ""), []string{"MCP-Protocol-Version", version,
+		{"a name that is not required", request("tools/list", ""), []string{"MCP-Protocol-Version", version,
 			"Mcp-Method", "tools/list", "Mcp-Name", "x"}, 0},
 		{"a call", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
 			"tools/call", "Mcp-Name", "echo"}, 0},
@@ -103,9 +103,9 @@ func TestCheckModern(t *testing.T) {
 			"Mcp-Name", "t"}, 0},
 		{"another task", request("tasks/cancel", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
 			"tasks/cancel", "Mcp-Name", "u"}, -32020},
-		{"all tasks, which have no name", request("tasks/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+		{"a list of tasks", request("tasks/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method",
 			"tasks/list"}, 0},
-		{"a skill, whose header says nothing of it", request("skills/get", `"uri":"a:b"`), []string{"MCP-Protocol-Version",
+		{"a skill, which has no name header", request("skills/get", `"uri":"a:b"`), []string{"MCP-Protocol-Version",
 			version, "Mcp-Method", "skills/get"}, 0},
 		{"a name with an escape", request("tools/call", `"name":"\u0065cho"`), []string{"MCP-Protocol-Version", version,
 			"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
@@ -147,7 +147,7 @@ func TestCheckModern(t *testing.T) {
 			failure := CheckModern(header(tt.headers...), message(t, tt.data))
 			switch {
 			case failure == nil && tt.code != 0:
-				t.Error("it is taken for right")
+				t.Error("no error")
 			case failure != nil && (failure.Code != tt.code || failure.Status != http.StatusBadRequest):
 				t.Errorf("got %d %s", failure.Code, failure.Message)
 			}
@@ -163,9 +163,9 @@ func TestCheckHeaders(t *testing.T) {
 		right      bool
 	}{
 		{"no headers", call, nil, true},
-		{"the same", call, []string{"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, true},
-		{"the method alone", call, []string{"Mcp-Method", "tools/call"}, true},
-		{"the name alone", call, []string{"Mcp-Name", "echo"}, true},
+		{"matching headers", call, []string{"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, true},
+		{"only the method", call, []string{"Mcp-Method", "tools/call"}, true},
+		{"only the name", call, []string{"Mcp-Name", "echo"}, true},
 		{"a name header without a name", list, []string{"Mcp-Name", "echo"}, true},
 		{"another method", list, []string{"Mcp-Method", "tools/call"}, false},
 		{"another name", call, []string{"Mcp-Name", "rm"}, false},
@@ -192,19 +192,19 @@ func TestHeaderText(t *testing.T) {
 	tests := []struct{ name, text, want string }{
 		{"a name", "read_file", "read_file"},
 		{"a URI", `x://a/b?c=d&e="f"`, `x://a/b?c=d&e="f"`},
-		{"a space within", "a b", "a b"},
-		{"nothing", "", ""},
-		{"a space before", " a", "=?base64?IGE=?="},
-		{"a space after", "a ", "=?base64?YSA=?="},
+		{"an inner space", "a b", "a b"},
+		{"empty", "", ""},
+		{"a leading space", " a", "=?base64?IGE=?="},
+		{"a trailing space", "a ", "=?base64?YSA=?="},
 		{"only a space", " ", "=?base64?IA==?="},
 		{"beyond ASCII", "é", "=?base64?w6k=?="},
 		{"a line break", "a\r\nb", "=?base64?YQ0KYg==?="},
 		{"a tab", "a\tb", "=?base64?YQli?="},
-		{"a character for deletion", "a\x7f", "=?base64?YX8=?="},
-		{"what looks like base64", "=?base64?w6k=?=", "=?base64?PT9iYXNlNjQ/dzZrPT89?="},
-		{"what does so in capitals", "=?BASE64?w6k=?=", "=?base64?PT9CQVNFNjQ/dzZrPT89?="},
-		{"a text that looks like base64", "=?base64?=", "=?base64?PT9iYXNlNjQ/PQ==?="},
-		{"half of what does so", "=?base64?x", "=?base64?x"},
+		{"a delete character", "a\x7f", "=?base64?YX8=?="},
+		{"a value like base64", "=?base64?w6k=?=", "=?base64?PT9iYXNlNjQ/dzZrPT89?="},
+		{"a value like base64 in capitals", "=?BASE64?w6k=?=", "=?base64?PT9CQVNFNjQ/dzZrPT89?="},
+		{"a prefix that is also the suffix", "=?base64?=", "=?base64?PT9iYXNlNjQ/PQ==?="},
+		{"only the prefix of base64", "=?base64?x", "=?base64?x"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -212,8 +212,8 @@ func TestHeaderText(t *testing.T) {
 			if got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
-			if text, ok := headerText(got); text != tt.text || !ok {
-				t.Errorf("it is read as %q, %t", text, ok)
+			if text, ok := decodeHeaderText(got); text != tt.text || !ok {
+				t.Errorf("read back as %q, %t", text, ok)
 			}
 		})
 	}
@@ -252,7 +252,7 @@ func TestSetModern(t *testing.T) {
 	}
 }
 
-func TestSetModernOfNoName(t *testing.T) {
+func TestSetModernWithoutName(t *testing.T) {
 	for _, params := range []string{`{}`, `{"name":""}`, `{"name":1}`, `[]`} {
 		h := header("Mcp-Name", "old")
 		SetModern(h, message(t, `{"id":1,"method":"tools/call","params":`+params+`}`), Stateless)
@@ -262,7 +262,7 @@ func TestSetModernOfNoName(t *testing.T) {
 	}
 }
 
-func TestSetModernOfAMethodThatNoHeaderHas(t *testing.T) {
+func TestSetModernOfInvalidMethod(t *testing.T) {
 	h := http.Header{}
 	SetModern(h, message(t, `{"id":1,"method":"a\r\nX-Evil: 1"}`), Stateless)
 	if strings.ContainsAny(h.Get("Mcp-Method"), "\r\n") {

@@ -13,8 +13,8 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Sign adds the members that the modern era requires to a result of the server.
-func (i Implementation) Sign(resultType string, result []byte) []byte {
+// AddMembers adds the members that the modern era requires to a result of the server.
+func (i Implementation) AddMembers(resultType string, result []byte) []byte {
 	for member := range jsonspan.Members(result) {
 		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
 			return jsonspan.Spliced(result, jsonspan.Insert(result, typeMember(resultType)),

@@ -15,26 +15,26 @@ import (
 // its request with the responses.
 const InputRequired = "input_required"
 
-// MayRequireInput reports whether a method can get such a result.
+// MayRequireInput reports whether a method can get a result with server requests.
 func MayRequireInput(method string) bool {
 	return method == "tools/call" || method == "prompts/get" || method == "resources/read"
 }
 
-// An InputResult is such a result.
+// An InputResult is a result of type [InputRequired].
 type InputResult struct {
 	Requests map[string]InputRequest `json:"inputRequests"`
 	State    json.RawMessage         `json:"requestState"`
 }
 
-// An InputRequest is a server request in it.
+// An InputRequest is a server request in an [InputResult].
 type InputRequest struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
 }
 
-// ReadInput parses a result that asks for input. ok is false for other results. It fails if two
-// readers could disagree about the content.
-func ReadInput(m *jsonrpc.Message) (asks InputResult, ok bool, _ error) {
+// ReadInput parses a result of type [InputRequired]. ok is false for other results. It fails if two
+// parsers could read the content differently.
+func ReadInput(m *jsonrpc.Message) (input InputResult, ok bool, _ error) {
 	if !m.Is(jsonrpc.ResultType, InputRequired) {
 		return InputResult{}, false, nil
 	}
@@ -45,10 +45,10 @@ func ReadInput(m *jsonrpc.Message) (asks InputResult, ok bool, _ error) {
 	if requests := bytes.TrimSpace(result["inputRequests"]); len(requests) > 0 && requests[0] != '{' {
 		return InputResult{}, true, errNoRequests
 	}
-	asks = InputResult{Requests: map[string]InputRequest{}, State: result["requestState"]}
+	input = InputResult{Requests: map[string]InputRequest{}, State: result["requestState"]}
 	for member := range jsonspan.Members(result["inputRequests"]) {
 		raw := result["inputRequests"][member.Value.Start:member.Value.End]
-		if _, there := asks.Requests[member.Key]; there || member.Value.Kind != jsonspan.BeginObject {
+		if _, duplicate := input.Requests[member.Key]; duplicate || member.Value.Kind != jsonspan.BeginObject {
 			return InputResult{}, true, jsonspan.ErrDuplicate
 		}
 		parts, err := members(raw, "method", "params")
@@ -59,9 +59,9 @@ func ReadInput(m *jsonrpc.Message) (asks InputResult, ok bool, _ error) {
 		if err := json.Unmarshal(parts["method"], &method); err != nil {
 			return InputResult{}, true, err
 		}
-		asks.Requests[member.Key] = InputRequest{method, parts["params"]}
+		input.Requests[member.Key] = InputRequest{method, parts["params"]}
 	}
-	return asks, true, nil
+	return input, true, nil
 }
 
 var errNoRequests = errors.New("inputRequests is not an object")
@@ -83,8 +83,8 @@ func members(object []byte, names ...string) (map[string]json.RawMessage, error)
 	return found, nil
 }
 
-// WithInput returns a request that is repeated with responses to server requests, and with the state
-// from the server.
+// WithInput returns a request that is repeated with responses to server requests, and with the
+// state from the server.
 func WithInput(m *jsonrpc.Message, responses map[string]json.RawMessage, state json.RawMessage) []byte {
 	var edits []jsonspan.Edit
 	var members []byte

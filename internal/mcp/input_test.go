@@ -15,41 +15,41 @@ func TestReadInput(t *testing.T) { // A59
 		methods      map[string]string // by key
 	}{
 		{"another result", `{"resultType":"complete","inputRequests":{"k":` + sampling + `}}`, false, true, nil},
-		{"a result of the legacy era", `{"inputRequests":{"k":` + sampling + `}}`, false, true, nil},
-		{"no result", `[]`, false, true, nil},
-		{"a question", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"requestState":"s"}`, true,
+		{"a legacy result", `{"inputRequests":{"k":` + sampling + `}}`, false, true, nil},
+		{"not an object", `[]`, false, true, nil},
+		{"a request", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"requestState":"s"}`, true,
 			true, map[string]string{"k": "sampling/createMessage"}},
-		{"two questions", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+		{"two requests", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
 			`,"K":{"method":"roots/list"}}}`, true, true, map[string]string{"k": "sampling/createMessage", "K": "roots/list"}},
-		{"a question in escapes",
+		{"a request with escapes",
 			`{"resultTyp\u0065":"input\u005frequired","inputR\u0065quests":{"k":{"m\u0065thod":"roots\/list"}}}`, true, true,
 			map[string]string{"k": "roots/list"}},
-		{"no question", `{"resultType":"input_required"}`, true, true, map[string]string{}},
-		{"members that have nothing to do with it",
+		{"no request", `{"resultType":"input_required"}`, true, true, map[string]string{}},
+		{"unrelated members",
 			`{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","x":1,"X":2}},"Y":1,"y":2}`, true, true,
 			map[string]string{"k": "roots/list"}},
 		{"a key twice", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `,"k":{"method":"roots/list"}}}`,
 			true, false, nil},
-		{"a key twice, in escapes", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+		{"a key twice, with escapes", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
 			`,"\u006b":{"method":"roots/list"}}}`, true, false, nil},
 		{"a method twice", `{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage",` +
 			`"method":"roots/list"}}}`, true, false, nil},
-		{"a method in other letters, too",
+		{"a method twice, in another case",
 			`{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage","Method":"roots/list"}}}`,
 			true, false, nil},
-		{"a method in other letters",
+		{"a method in another case",
 			`{"resultType":"input_required","inputRequests":{"k":{"METHOD":"sampling/createMessage"}}}`, true, false, nil},
-		{"params with a letter that folds",
+		{"params with a letter that folds to ASCII",
 			`{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","param\u017f":{}}}}`, true, false, nil},
-		{"questions in other letters, too", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+		{"requests twice, in another case", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
 			`},"InputRequests":{}}`, true, false, nil},
-		{"a state in other letters", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+		{"a state in another case", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
 			`},"RequestState":"s"}`, true, false, nil},
 		{"an invalid request", `{"resultType":"input_required","inputRequests":{"k":7}}`, true, false, nil},
-		{"a question of no method", `{"resultType":"input_required","inputRequests":{"k":{}}}`, true, false, nil},
+		{"a request without a method", `{"resultType":"input_required","inputRequests":{"k":{}}}`, true, false, nil},
 		{"a request whose method is not a string",
 			`{"resultType":"input_required","inputRequests":{"k":{"method":["roots/list"]}}}`, true, false, nil},
-		{"questions in a list", `{"resultType":"input_required","inputRequests":[` + sampling + `]}`, true, false, nil},
+		{"requests in a list", `{"resultType":"input_required","inputRequests":[` + sampling + `]}`, true, false, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var m jsonrpc.Message
@@ -62,7 +62,7 @@ func TestReadInput(t *testing.T) { // A59
 			}
 			for key, method := range tt.methods {
 				if asks.Requests[key].Method != method {
-					t.Errorf("%s is %+v", key, asks.Requests[key])
+					t.Errorf("%s: got %+v", key, asks.Requests[key])
 				}
 			}
 		})
@@ -78,7 +78,7 @@ func TestWithInput(t *testing.T) { // A59
 			`,"requestState":"s"},"jsonrpc":"2.0","id":1,"method":"tools/call"}`},
 		{"no state", before + `,"params":{"name":"x"}}`, ``, before + `,"params":{` + answers + `,"name":"x"}}`},
 		{"params that are null", before + `,"params":null}`, ``, before + `,"params":{` + answers + `}}`},
-		{"the second time", before + `,"params":{"inputResponses":{"l":1},"requestState":"r"}}`, `"s"`,
+		{"a repeated call", before + `,"params":{"inputResponses":{"l":1},"requestState":"r"}}`, `"s"`,
 			before + `,"params":{` + answers + `,"requestState":"s"}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -23,9 +23,9 @@ const (
 	ListKindCount
 )
 
-// A List is a response of a server with items of one list or several, usually one page of them. It is
-// parsed in one pass. Items are filtered and renamed with edits of the message, which can be combined
-// with edits of its fields.
+// A List is a response of a server with items of one list or several, usually one page of them. It
+// is parsed in one pass. Items are filtered and renamed with edits of the message, which can be
+// combined with edits of its fields.
 type List struct {
 	jsonrpc.Message
 	Items  []Item        // in order; none of lists that are not arrays
@@ -62,8 +62,8 @@ const (
 	ttlPath    = cursorPath + 1
 )
 
-// Read parses a message. A message that repeats a member of a list is refused, like one that repeats a
-// field.
+// Read parses a message. A message that repeats a member of a list is refused, like one that
+// repeats a field.
 func (l *List) Read(data []byte) *jsonrpc.Failure {
 	*l = List{Items: l.Items[:0], TTL: -1}
 	text := func(v jsonspan.Value) string {
@@ -112,7 +112,7 @@ func (l *List) Read(data []byte) *jsonrpc.Failure {
 // list except for case.
 func (l *List) CheckDecisive() *jsonrpc.Failure {
 	if l.folded {
-		return jsonrpc.InvalidRequest("the message has a member whose name differs from one of a list in case only")
+		return jsonrpc.InvalidRequest("the message has a member whose name differs from one of a list only in case")
 	}
 	return l.Message.CheckDecisive()
 }
@@ -132,25 +132,25 @@ func (i *Item) Rename(name string) jsonspan.Edit {
 	return jsonspan.Edit{Start: i.name.start, End: i.name.end, New: jsonrpc.Quote(name)}
 }
 
-// Edited returns a copy of the item with edits of Raw. The item must have a name, and the edits must
-// not touch it.
+// Edited returns a copy of the item with edits of Raw. The item must have a name, and the edits
+// must not touch it.
 func (i *Item) Edited(edits ...jsonspan.Edit) *Item {
 	name := i.name
 	name.start -= i.Start
 	name.end -= i.Start
-	by := 0
+	shift := 0
 	for _, e := range edits {
 		if e.End <= name.start {
-			by += len(e.New) - (e.End - e.Start)
+			shift += len(e.New) - (e.End - e.Start)
 		}
 	}
-	name.start += by
-	name.end += by
+	name.start += shift
+	name.end += shift
 	return &Item{Kind: i.Kind, Name: i.Name, Raw: jsonspan.Spliced(i.Raw, edits...), name: name}
 }
 
-// Filter returns the edits of the message that remove items for which keep returns false, with their
-// commas. Lists that are objects become empty.
+// Filter returns the edits of the message that remove items for which keep returns false, with
+// their commas. Lists that are objects become empty.
 func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {
 	anyKept := false // in the current list
 	for i := range l.Items {

@@ -23,7 +23,7 @@ func TestListItems(t *testing.T) {
 	var items []string
 	for _, item := range l.Items {
 		if string(item.Raw) != message[item.Start:item.End()] {
-			t.Errorf("%s stands where %s does", item.Raw, message[item.Start:item.End()])
+			t.Errorf("item %s is at the position of %s", item.Raw, message[item.Start:item.End()])
 		}
 		items = append(items, fmt.Sprintf("%d %q %t %s", item.Kind, item.Name, item.HasName(), item.Raw))
 	}
@@ -34,32 +34,32 @@ func TestListItems(t *testing.T) {
 		t.Errorf("items are\n%s", got)
 	}
 	if l.Cursor != "c" || l.TTL != 60*time.Millisecond || !l.Is(jsonrpc.CacheScope, "public") {
-		t.Errorf("the cursor is %q, the time %s", l.Cursor, l.TTL)
+		t.Errorf("cursor %q, TTL %s", l.Cursor, l.TTL)
 	}
 	if !l.HasList(Tools) || !l.HasList(Prompts) {
-		t.Error("it has no tools or no prompts")
+		t.Error("tools or prompts are missing")
 	}
 	if failure := l.Read([]byte(`{"id":1,"result":{"tools":{"a":{"name":"x"}}}}`)); failure != nil || l.HasList(Tools) ||
 		l.HasList(Tasks) || len(l.Items) > 0 || l.Cursor != "" || l.TTL >= 0 {
-		t.Errorf("an object is a list: %+v, %v", l.Items, failure)
+		t.Errorf("an object was read as a list: %+v, %v", l.Items, failure)
 	}
 }
 
 func TestListEdits(t *testing.T) {
 	for _, test := range []struct{ name, message, want string }{
-		{"a list without hidden items keeps its blanks", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`,
+		{"a list without hidden items keeps its white space", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`,
 			`{"result": {"tools" : [ {"name":"x_a"} , {"name":"x_b"} ]}}`},
-		{"the first", `{"result":{"tools":[ {"name":"s"} , {"name":"a"},{"name":"b"}]}}`,
+		{"the first item", `{"result":{"tools":[ {"name":"s"} , {"name":"a"},{"name":"b"}]}}`,
 			`{"result":{"tools":[ {"name":"x_a"},{"name":"x_b"}]}}`},
-		{"the last two", `{"result":{"tools":[{"name":"a"} ,{"name":"s"}, {"name":"s2"} ]}}`,
+		{"the last two items", `{"result":{"tools":[{"name":"a"} ,{"name":"s"}, {"name":"s2"} ]}}`,
 			`{"result":{"tools":[{"name":"x_a"} ]}}`},
 		{"the first two and the last", `{"result":{"tools":[{"name":"s"},{"name":"s"},{"name":"a"},{"name":"s"}]}}`,
 			`{"result":{"tools":[{"name":"x_a"}]}}`},
-		{"all", `{"result":{"tools":[{"name":"s"}, {"name":"s"}],"prompts":[{"name":"p"}]}}`,
+		{"all items", `{"result":{"tools":[{"name":"s"}, {"name":"s"}],"prompts":[{"name":"p"}]}}`,
 			`{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
 		{"in two lists", `{"result":{"tools":[{"name":"a"},{"name":"s"}],"prompts":[{"name":"s"},{"name":"p"}]}}`,
 			`{"result":{"tools":[{"name":"x_a"}],"prompts":[{"name":"x_p"}]}}`},
-		{"a list that is an object goes", `{"result":{"tools":{"a":{"name":"a"}},"prompts":[{"name":"p"}]}}`,
+		{"a list that is an object is removed", `{"result":{"tools":{"a":{"name":"a"}},"prompts":[{"name":"p"}]}}`,
 			`{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
 		{"other members stay", `{"result":{"tools":"s","structuredContent":{"tools":[{"name":"s"}]}}}`, ""},
 		{"with an edit of a field", `{"result":{"cacheScope":"public","tools":[{"name":"s"}]}}`,
@@ -91,33 +91,34 @@ func TestListEdits(t *testing.T) {
 	}
 }
 
-func TestListsThatCanBeReadInTwoWays(t *testing.T) {
+func TestAmbiguousLists(t *testing.T) {
 	for _, test := range []struct {
 		name, message  string
 		repeats, folds bool
 	}{
-		{"a list twice", `{"result":{"tools":[],"tools":[{"name":"s"}]}}`, true, false},
-		{"a name twice", `{"result":{"tools":[{"name":"a","name":"s"}]}}`, true, false},
-		{"a result twice", `{"result":{},"result":{}}`, true, false},
-		{"a list in other letters", `{"result":{"Tools":[{"name":"s"}]}}`, false, true},
-		{"a name in other letters", `{"result":{"tools":[{"name":"a","NAME":"s"}]}}`, false, true},
-		{"a result in other letters", `{"result":{},"Result":{}}`, false, true},
-		{"other members twice", `{"result":{"a":1,"a":2,"tools":[{"x":1,"x":2,"X":3}]}}`, false, false},
+		{"a repeated list", `{"result":{"tools":[],"tools":[{"name":"s"}]}}`, true, false},
+		{"a repeated name", `{"result":{"tools":[{"name":"a","name":"s"}]}}`, true, false},
+		{"a repeated result", `{"result":{},"result":{}}`, true, false},
+		{"a list in another case", `{"result":{"Tools":[{"name":"s"}]}}`, false, true},
+		{"a name in another case", `{"result":{"tools":[{"name":"a","NAME":"s"}]}}`, false, true},
+		{"a result in another case", `{"result":{},"Result":{}}`, false, true},
+		{"other repeated members", `{"result":{"a":1,"a":2,"tools":[{"x":1,"x":2,"X":3}]}}`, false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var l List
 			failure := l.Read([]byte(test.message))
 			if repeats := failure != nil; repeats != test.repeats || repeats && (len(l.Items) > 0 || l.Has(jsonrpc.Result)) {
-				t.Fatalf("%v, and it has %v", failure, l.Items)
+				t.Fatalf("got %v with items %v", failure, l.Items)
 			}
 			if folds := failure == nil && l.CheckDecisive() != nil; folds != test.folds {
-				t.Errorf("refused for its letters: %t", folds)
+				t.Errorf("refused because of case: %t", folds)
 			}
 		})
 	}
 }
 
-// BenchmarkList measures a page of a list in the gateway: cleaned, filtered, private, renamed.
+// BenchmarkList measures the processing of a page of a list in the gateway: cleaned, filtered,
+// private, renamed.
 func BenchmarkList(b *testing.B) {
 	var text strings.Builder
 	text.WriteString(`{"jsonrpc":"2.0","id":17,"result":{"cacheScope":"public","ttlMs":60000,"tools":[`)
@@ -156,11 +157,11 @@ func BenchmarkList(b *testing.B) {
 			check(len(jsonspan.Spliced(l.Raw, edits...)) > 0)
 			return items
 		}},
-		{"Clean alone", func() int {
+		{"only Clean", func() int {
 			check(len(toolpin.Clean(data)) == len(data))
 			return 98
 		}},
-		{"Read alone", func() int {
+		{"only Read", func() int {
 			check(new(jsonrpc.Message).Read(data) == nil)
 			return 98
 		}},
@@ -180,24 +181,24 @@ func TestFilterLists(t *testing.T) {
 	keep := func(item *Item) bool { return !hidden[item.Name] }
 	for _, test := range []struct{ name, message, want string }{
 		{"a list without hidden items stays unchanged", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, ""},
-		{"a hidden tool is taken out",
+		{"a hidden tool is removed",
 			`{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
 			`{"result":{"tools":[{"name":"a"},{"name":"b"}],"nextCursor":"1"}}`},
 		{"a name with escapes is the name", `{"result":{"tools":[{"name":"secre\u0074"}]}}`, `{"result":{"tools":[]}}`},
 		{"prompts are filtered", `{"result":{"prompts":[{"name":"secret"},{"name":"p"}]}}`,
 			`{"result":{"prompts":[{"name":"p"}]}}`},
-		{"resources go by their URI",
+		{"resources are filtered by URI",
 			`{"result":{"resources":[{"name":"secret","uri":"file:///a"},{"name":"a","uri":"file:///secret"}]}}`,
 			`{"result":{"resources":[{"name":"secret","uri":"file:///a"}]}}`},
-		{"templates go by their URI template",
+		{"templates are filtered by URI template",
 			`{"result":{"resourceTemplates":[{"uriTemplate":"file:///secret/{x}","name":"t"}]}}`,
 			`{"result":{"resourceTemplates":[]}}`},
-		{"a later list is not taken for an earlier one", `{"result":{"tools":[{"name":"secret"}],"prompts":[{"name":"p"}]}}`,
+		{"a later list is filtered by its own names", `{"result":{"tools":[{"name":"secret"}],"prompts":[{"name":"p"}]}}`,
 			`{"result":{"tools":[],"prompts":[{"name":"p"}]}}`},
-		{"an item without a name keeps none of the item before it", `{"result":{"tools":[{"name":"secret"},{}]}}`,
+		{"an item without a name after a hidden item", `{"result":{"tools":[{"name":"secret"},{}]}}`,
 			`{"result":{"tools":[{}]}}`},
-		{"an object in place of a list is emptied", `{"result":{"tools":{"name":"secret"}}}`, `{"result":{"tools":[]}}`},
-		{"results that have such members deeper down stay", `{"result":{"structuredContent":{"tools":[{"name":"secret"}]}}}`,
+		{"an object instead of a list becomes empty", `{"result":{"tools":{"name":"secret"}}}`, `{"result":{"tools":[]}}`},
+		{"nested members stay", `{"result":{"structuredContent":{"tools":[{"name":"secret"}]}}}`,
 			""},
 		{"errors stay", `{"error":{"code":1}}`, ""},
 	} {
@@ -211,7 +212,7 @@ func TestFilterLists(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a list that is there twice is an error", func(t *testing.T) {
+	t.Run("a repeated list is an error", func(t *testing.T) {
 		if _, err := filterLists([]byte(`{"result":{"tools":[],"tools":[{"name":"secret"}]}}`), keep); err == nil {
 			t.Error("no error")
 		}

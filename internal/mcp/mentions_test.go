@@ -48,7 +48,7 @@ func FuzzMentions(f *testing.F) {
 		}
 		for uri := range strings.SplitSeq(mentions, "\n") {
 			if uri != "" && (!strings.Contains(text, uri) || !IsMentioned(mentions, uri) || slices.Contains([]byte(uri), ' ')) {
-				t.Fatalf("%q of %q", uri, text)
+				t.Fatalf("mention %q in %q", uri, text)
 			}
 		}
 	})

@@ -43,6 +43,6 @@ func WithMeta(params, meta []byte) []byte {
 	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
 }
 
-// UIMembers are the members of the _meta of a tool or result with the URI of the resource that shows
-// results to people: of MCP Apps, of its earlier drafts, and of OpenAI's Apps SDK.
+// UIMembers are the paths of members of _meta that name the resource that shows results to people:
+// in MCP Apps, in its earlier drafts, and in OpenAI's Apps SDK.
 var UIMembers = []string{"_meta.ui.resourceUri", "_meta.ui/resourceUri", "_meta.openai/outputTemplate"}

@@ -8,8 +8,8 @@ const MethodUpdated = "notifications/resources/updated"
 // MethodTask is the notification about the state of a task, of the tasks extension.
 const MethodTask = "notifications/tasks"
 
-// KnownMethod returns a method if MCP defines it, in any version or official extension. Metric labels
-// use only such names, because clients can invent any number of others.
+// KnownMethod returns a method if MCP defines it, in any version or official extension. Metric
+// labels use only such names, because clients can invent any number of others.
 func KnownMethod(name string) (method string, ok bool) {
 	method, ok = methods[name]
 	return method, ok

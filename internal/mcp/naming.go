@@ -28,9 +28,9 @@ var digestText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567")
 
 // Join returns the name of a tool or prompt of a server for clients.
 //
-// A name that is too long ends in a digest of the full name. So does a name that only looks like that:
-// otherwise a server could offer a tool under the shortened name of another. The server name, which
-// Check found short enough, is never cut.
+// A name that is too long ends in a digest of the full name. So does a name that only looks like
+// that: otherwise a server could offer a tool under the shortened name of another. The server name,
+// which Check found short enough, is never cut.
 func (n Naming) Join(server, name string) string {
 	if n.Separator == "" {
 		return name
@@ -54,8 +54,8 @@ func digest(server, name string) string {
 	return digestText.EncodeToString(sum[:])[:digestLength]
 }
 
-// MayBeShort reports whether a joined name may be a shortened one. Its tool must then be looked up in
-// the server's list: Join of its name returns the same.
+// MayBeShort reports whether a joined name may be a shortened one. Its tool must then be looked up
+// in the server's list: Join of its name returns the same.
 func (n Naming) MayBeShort(joined string) bool {
 	if n.Separator == "" || n.Longest == 0 || len(joined) != n.Longest || len(joined) <= digestLength {
 		return false
@@ -96,9 +96,9 @@ func (n Naming) Check(server string) error {
 	if n.Separator == "" || n.Longest == 0 {
 		return nil
 	}
-	if most := n.Longest - len(n.Separator) - minToolName; len(server) > most {
+	if limit := n.Longest - len(n.Separator) - minToolName; len(server) > limit {
 		return fmt.Errorf("name: %q has %d characters, but max_name_length %d leaves room for %d",
-			server, len(server), n.Longest, max(most, 0))
+			server, len(server), n.Longest, max(limit, 0))
 	}
 	return nil
 }

@@ -19,21 +19,21 @@ func TestJoin(t *testing.T) { // A7, R11
 		want   string
 	}{
 		{"the default", Naming{Separator: "::"}, "alpha", "echo", "alpha::echo"},
-		{"what model APIs accept", Naming{"__", 64}, "alpha", "echo", "alpha__echo"},
+		{"the rules of model APIs", Naming{"__", 64}, "alpha", "echo", "alpha__echo"},
 		{"one server", Naming{"", 64}, "alpha", long, long},
-		{"a name that has the separator in it", Naming{"__", 64}, "alpha", "a__b::c", "alpha__a__b::c"},
+		{"a name with the separator", Naming{"__", 64}, "alpha", "a__b::c", "alpha__a__b::c"},
 		{"any length", Naming{Separator: "::"}, "alpha", long, "alpha::" + long},
-		{"as long as can be", Naming{"__", 64}, "alpha", long[:57], "alpha__" + long[:57]},
-		{"one too long", Naming{"__", 64}, "alpha", long[:58], "alpha__" + long[:46] + "_pe5t234yxz"},
-		{"one that looks shortened", Naming{"__", 64}, "alpha", long[:46] + "_0123456789", "alpha__" + long[:46] +
+		{"the maximum length", Naming{"__", 64}, "alpha", long[:57], "alpha__" + long[:57]},
+		{"too long", Naming{"__", 64}, "alpha", long[:58], "alpha__" + long[:46] + "_pe5t234yxz"},
+		{"a name that looks shortened", Naming{"__", 64}, "alpha", long[:46] + "_0123456789", "alpha__" + long[:46] +
 			"_dbszety64k"},
-		{"one that does so with capitals does not", Naming{"__", 64}, "alpha", long[:46] + "_A123456789",
+		{"a capital in the suffix", Naming{"__", 64}, "alpha", long[:46] + "_A123456789",
 			"alpha__" + long[:46] + "_A123456789"},
-		{"a shorter one does not either", Naming{"__", 64}, "alpha", long[:45] + "_0123456789", "alpha__" + long[:45] +
+		{"a shorter name with a suffix", Naming{"__", 64}, "alpha", long[:45] + "_0123456789", "alpha__" + long[:45] +
 			"_0123456789"},
-		{"a character where it is cut", Naming{"__", 64}, "alpha", long[:45] + strings.Repeat("é", 10),
+		{"a wide character at the end", Naming{"__", 64}, "alpha", long[:45] + strings.Repeat("é", 10),
 			"alpha__" + long[:45] + "__ncpgltr3qw"},
-		{"a server that leaves no room stays whole", Naming{"__", 20}, "alphabetagamma", "a-tool-of-it",
+		{"a server without room for a tool", Naming{"__", 20}, "alphabetagamma", "a-tool-of-it",
 			"alphabetagamma___5ilplsbpt3"},
 	}
 	for _, tt := range tests {
@@ -56,20 +56,20 @@ func TestSplit(t *testing.T) { // A8, A9, R11
 	}{
 		{"the default", "::", "alpha::echo", "alpha", "echo", true},
 		{"another separator", "__", "alpha__echo", "alpha", "echo", true},
-		{"as people write it", "__", "alpha::echo", "alpha", "echo", true},
-		{"the first one divides", "__", "alpha__beta__echo", "alpha", "beta__echo", true},
-		{"the first of people's divides", "__", "alpha::beta::echo", "alpha", "beta::echo", true},
-		{"people's before another", "__", "alpha::a__b", "alpha", "a__b", true},
-		{"people's after another", "__", "alpha__a::b", "alpha", "a::b", true},
-		{"people's after a server that is not known", "__", "x__alpha::b", "", "", false},
-		{"a server with half a separator in it", "__", "alpha_x__echo", "alpha_x", "echo", true},
-		{"a tool that begins like the separator", "__", "alpha___x", "alpha", "_x", true},
+		{"the default separator", "__", "alpha::echo", "alpha", "echo", true},
+		{"two separators", "__", "alpha__beta__echo", "alpha", "beta__echo", true},
+		{"two default separators", "__", "alpha::beta::echo", "alpha", "beta::echo", true},
+		{"the default one before another", "__", "alpha::a__b", "alpha", "a__b", true},
+		{"the default one after another", "__", "alpha__a::b", "alpha", "a::b", true},
+		{"the default one after an unknown server", "__", "x__alpha::b", "", "", false},
+		{"a server with half a separator", "__", "alpha_x__echo", "alpha_x", "echo", true},
+		{"a tool that begins with half a separator", "__", "alpha___x", "alpha", "_x", true},
 		{"a tool without a name", "__", "alpha__", "alpha", "", true},
 		{"no separator", "__", "echo", "", "", false},
-		{"a server alone", "__", "alpha", "", "", false},
-		{"no server", "__", "__echo", "", "", false},
-		{"nothing", "__", "", "", "", false},
-		{"a server that is not known", "__", "gamma__echo", "", "", false},
+		{"only a server", "__", "alpha", "", "", false},
+		{"an empty server", "__", "__echo", "", "", false},
+		{"empty", "__", "", "", "", false},
+		{"an unknown server", "__", "gamma__echo", "", "", false},
 		{"a server in another case", "__", "Alpha__echo", "", "", false},
 		{"one server", "", "alpha::echo", "", "", false},
 	}
@@ -92,15 +92,15 @@ func TestMayBeShort(t *testing.T) {
 		want   bool
 	}{
 		{"a shortened name", naming, naming.Join("a", "quite-a-long-tool-of-it"), true},
-		{"one that looks like it", naming, "a__tool12_0123456789", true},
-		{"a shorter one", naming, "a__tool1_0123456789", false},
-		{"a longer one", naming, "a__tool123_0123456789", false},
+		{"a similar name", naming, "a__tool12_0123456789", true},
+		{"a shorter name", naming, "a__tool1_0123456789", false},
+		{"a longer name", naming, "a__tool123_0123456789", false},
 		{"a capital", naming, "a__tool12_012345678A", false},
 		{"two marks", naming, "a__tool12_01234_6789", false},
 		{"no mark", naming, "a__tool12-0123456789", false},
 		{"any length", Naming{Separator: "__"}, "a__tool12_0123456789", false},
 		{"one server", Naming{Longest: 20}, "a__tool12_0123456789", false},
-		{"hardly a length", Naming{"_", 5}, "_abcd", false},
+		{"a very short limit", Naming{"_", 5}, "_abcd", false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -116,25 +116,25 @@ func TestCheckNames(t *testing.T) { // A2
 		name   string
 		naming Naming
 		server string
-		want   string // part of the error; "" for none
+		want   string // part of the error, "" for none
 	}{
 		{"a name", Naming{"__", 64}, "alpha", ""},
-		{"half a separator within", Naming{"__", 64}, "al_pha", ""},
-		{"half a separator before", Naming{"__", 64}, "_alpha", ""},
+		{"half a separator inside", Naming{"__", 64}, "al_pha", ""},
+		{"half a separator at the start", Naming{"__", 64}, "_alpha", ""},
 		{"one server", Naming{"", 64}, strings.Repeat("x", 100), ""},
-		{"as long as can be", Naming{"__", 64}, strings.Repeat("x", 46), ""},
+		{"the maximum length", Naming{"__", 64}, strings.Repeat("x", 46), ""},
 		{"any length", Naming{Separator: "__"}, strings.Repeat("x", 100), ""},
-		{"another separator than it has", Naming{"__", 64}, "a.b", ""},
+		{"another separator", Naming{"__", 64}, "a.b", ""},
 		{"no name", Naming{"__", 64}, "", "name is empty"},
 		{"the separator", Naming{"__", 64}, "al__pha", "contains __"},
-		{"half of it at the end", Naming{"__", 64}, "alpha_", "overlaps with __,"},
-		{"a part of it at the end", Naming{"-_-", 64}, "alpha-_", "overlaps with -_-,"},
-		{"the end of one that does not repeat itself", Naming{"_-", 64}, "alpha_", ""},
-		{"people's separator", Naming{"__", 64}, "al::pha", "contains ::"},
-		{"half of people's", Naming{"__", 64}, "alpha:", "overlaps with ::,"},
-		{"people's with one server", Naming{}, "al::pha", "contains ::"},
-		{"one too long", Naming{"__", 64}, strings.Repeat("x", 47), "leaves room for 46"},
-		{"no room", Naming{"__", 10}, "a", "leaves room for 0"},
+		{"half a separator at the end", Naming{"__", 64}, "alpha_", "overlaps with __,"},
+		{"a part of the separator at the end", Naming{"-_-", 64}, "alpha-_", "overlaps with -_-,"},
+		{"the end of a separator without overlap", Naming{"_-", 64}, "alpha_", ""},
+		{"the default separator", Naming{"__", 64}, "al::pha", "contains ::"},
+		{"half the default separator", Naming{"__", 64}, "alpha:", "overlaps with ::,"},
+		{"the default separator with one server", Naming{}, "al::pha", "contains ::"},
+		{"too long", Naming{"__", 64}, strings.Repeat("x", 47), "leaves room for 46"},
+		{"no room for a tool", Naming{"__", 10}, "a", "leaves room for 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -171,7 +171,7 @@ func wantError(t *testing.T, err error, want string) {
 	}
 }
 
-// someName returns a name made of pieces that are easily confused.
+// someName returns a random name of pieces that are easily confused.
 func someName(random *rand.Rand, pieces int) string {
 	alphabet := []string{"a", "b", "7", "_", "__", ":", "::", "-", ".", "/", "é", "世", "😀", "_abcdefghij"}
 	var name strings.Builder
@@ -181,7 +181,7 @@ func someName(random *rand.Rand, pieces int) string {
 	return name.String()
 }
 
-func TestJoinedNamesComeApart(t *testing.T) { // A8
+func TestJoinedNamesCanBeSplit(t *testing.T) { // A8
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, naming := range []Naming{{"::", 0}, {"__", 0}, {"__", 64}, {".", 32}, {"-_-", 40}, {"/", 64}, {":::", 48}} {
 		servers := map[string]bool{}
@@ -198,23 +198,23 @@ func TestJoinedNamesComeApart(t *testing.T) { // A8
 			server, name := names[random.IntN(len(names))], someName(random, 25)
 			joined := naming.Join(server, name)
 			if naming.Longest > 0 && len(joined) > naming.Longest || !utf8.ValidString(joined) {
-				t.Fatalf("%+v: %q and %q become %q", naming, server, name, joined)
+				t.Fatalf("%+v: %q and %q became %q", naming, server, name, joined)
 			}
 			whose, called, ok := naming.Split(joined, known)
 			if !ok || whose != server {
-				t.Fatalf("%+v: %q and %q become %q, which is split into %q and %q", naming, server, name, joined, whose, called)
+				t.Fatalf("%+v: %q and %q became %q, split into %q and %q", naming, server, name, joined, whose, called)
 			}
 			if called != name && !naming.MayBeShort(joined) {
-				t.Fatalf("%+v: %q of %q is %q after a round trip, and MayBeShort is false", naming, name, server, called)
+				t.Fatalf("%+v: %q of %q became %q after a round trip, but MayBeShort is false", naming, name, server, called)
 			}
 			if called == name && naming.MayBeShort(joined) {
-				t.Fatalf("%+v: %q of %q is not short, but looks like it", naming, name, server)
+				t.Fatalf("%+v: %q of %q looks shortened, but is not", naming, name, server)
 			}
 			if strings.Contains(naming.Separator, ":") {
 				continue // ambiguous with Separator
 			}
 			if whose, called, ok := naming.Split(server+"::"+name, known); !ok || whose != server || called != name {
-				t.Fatalf("%+v: %s::%s is split into %q and %q", naming, server, name, whose, called)
+				t.Fatalf("%+v: %s::%s was split into %q and %q", naming, server, name, whose, called)
 			}
 		}
 	}
@@ -241,16 +241,16 @@ func TestJoinedNamesDiffer(t *testing.T) {
 		seen[it] = true
 		short := naming.Join(it.server, it.name)
 		if other, taken := joined[short]; taken {
-			t.Fatalf("%v and %v are both %q", it, other, short)
+			t.Fatalf("%v and %v both became %q", it, other, short)
 		}
 		joined[short] = it
 		if again := naming.Join(it.server, it.name); again != short {
-			t.Fatalf("%v is %q and then %q", it, short, again)
+			t.Fatalf("%v became %q and then %q", it, short, again)
 		}
-		// A server cannot offer a tool under the shortened name of another.
+		// A server cannot offer a tool under the shortened name of another tool.
 		double := tool{it.server, strings.TrimPrefix(short, it.server+"__")}
 		if naming.MayBeShort(short) && naming.Join(double.server, double.name) == short {
-			t.Fatalf("%v can stand in for %v", double, it)
+			t.Fatalf("%v can replace %v", double, it)
 		}
 	}
 }
@@ -258,9 +258,9 @@ func TestJoinedNamesDiffer(t *testing.T) {
 func TestShortened(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"a name", "echo", "echo"},
-		{"none", "", ""},
+		{"empty", "", ""},
 		{"256 characters", strings.Repeat("é", 256), strings.Repeat("é", 256)},
-		{"more", strings.Repeat("é", 5000), strings.Repeat("é", 256) + "…"},
+		{"more than 256 characters", strings.Repeat("é", 5000), strings.Repeat("é", 256) + "…"},
 		{"bytes that are not UTF-8", strings.Repeat("\xff", 5000), "…"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -271,9 +271,9 @@ func TestShortened(t *testing.T) {
 	}
 }
 
-// The name or URI for clients is at most a third longer, plus a constant that depends on the server's
-// name. So a list grows by at most that for each item.
-func TestShownNamesGrowLittle(t *testing.T) {
+// The name or URI for clients is at most a third longer than the original, plus a constant that
+// depends on the name of the server. This limits the growth of a list per item.
+func TestShownNamesAreLimited(t *testing.T) {
 	const server = "a-server"
 	const constant = 80
 	for _, name := range []string{"", "a", "\x01\"\\<>&é\u2028😀", strings.Repeat("n", 10_000),
@@ -292,7 +292,7 @@ func TestShownNamesGrowLittle(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(spelled) > len(literal)+len(literal)/3+constant {
-				t.Errorf("%s: %.40q of %d bytes becomes %d", what, name, len(literal), len(spelled))
+				t.Errorf("%s: %.40q grew from %d to %d bytes", what, name, len(literal), len(spelled))
 			}
 		}
 	}

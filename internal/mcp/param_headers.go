@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// ParamHeaders are the arguments of a server's tools that are repeated in headers (x-mcp-header in a
-// tool's schema), by tool.
+// ParamHeaders are the arguments of a server's tools that are repeated in headers (x-mcp-header in
+// a tool's schema), by tool.
 type ParamHeaders map[string][]paramHeader
 
 type paramHeader struct {
@@ -48,8 +48,8 @@ func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
 	return list.NextCursor, nil
 }
 
-// AddTool adds a tool by its definition. It fails if the tool's x-mcp-header annotations are invalid:
-// clients must not use such a tool over HTTP.
+// AddTool adds a tool by its definition. It fails if the tool's x-mcp-header annotations are
+// invalid: clients must not use such a tool over HTTP.
 func (p ParamHeaders) AddTool(name string, definition []byte) error {
 	if !bytes.Contains(definition, []byte(headerKeyword)) {
 		return nil
@@ -195,8 +195,8 @@ func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 	}
 }
 
-// SetOnly sets the headers that repeat arguments for which match returns true, and leaves all others
-// unchanged.
+// SetOnly sets the headers that repeat arguments for which match returns true, and leaves all
+// others unchanged.
 func (p ParamHeaders) SetOnly(header http.Header, m *jsonrpc.Message, match func(argument string) bool) {
 	given := newArguments(m)
 	for _, h := range p[m.Text(jsonrpc.Name)] {
@@ -219,7 +219,7 @@ func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Fai
 		if !repeated && len(values) == 0 {
 			continue
 		}
-		text, ok := headerText(header.Get(paramPrefix + h.name))
+		text, ok := decodeHeaderText(header.Get(paramPrefix + h.name))
 		if !ok || len(values) != 1 || !repeated || text != value && !(h.integer && sameNumber(text, value)) {
 			return jsonrpc.HeaderMismatch(
 				fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
@@ -228,8 +228,8 @@ func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Fai
 	return nil
 }
 
-// arguments are those of a tools/call. Each object is parsed once, however many headers repeat its
-// members: both may be very many.
+// arguments are the arguments of a tools/call. Each object is parsed once, regardless of the number
+// of headers that repeat its members: there may be very many of both.
 type arguments struct {
 	raw     []byte
 	members map[string]json.RawMessage // of raw; nil until read, and if raw is not an object

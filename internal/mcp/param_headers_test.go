@@ -22,7 +22,7 @@ func TestParamHeaders(t *testing.T) {
 	}
 	for _, bad := range []string{``, `[]`, `{"tools":1}`} {
 		if _, err := headers.Add([]byte(bad)); err == nil {
-			t.Errorf("%q is taken for a list", bad)
+			t.Errorf("%q was read as a list", bad)
 		}
 	}
 	tests := []struct {
@@ -32,17 +32,17 @@ func TestParamHeaders(t *testing.T) {
 		headers   []string
 		ok        bool
 	}{
-		{"a tool without", "plain", `{"x":"y"}`, nil, true},
+		{"a tool without headers", "plain", `{"x":"y"}`, nil, true},
 		{"an unknown tool", "zz", `{"region":"eu"}`, nil, true},
-		{"nothing on either side", "query", `{}`, nil, true},
+		{"neither argument nor header", "query", `{}`, nil, true},
 		{"no arguments", "query", `null`, nil, true},
 		{"a string", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu"}, true},
 		{"a string with an escape", "query", `{"r\u0065gion":"\u0065u"}`, []string{"Mcp-Param-Region", "eu"}, true},
 		{"a string in base64", "query", `{"region":"é"}`, []string{"Mcp-Param-Region", "=?base64?w6k=?="}, true},
 		{"a number", "query", `{"n":12345678901234567890}`, []string{"Mcp-Param-N", "12345678901234567890"}, true},
 		{"a boolean", "query", `{"on":true}`, []string{"Mcp-Param-On", "true"}, true},
-		{"one further down", "query", `{"at":{"zone":"a"}}`, []string{"Mcp-Param-Zone", "a"}, true},
-		{"null is nothing", "query", `{"region":null}`, nil, true},
+		{"a nested argument", "query", `{"at":{"zone":"a"}}`, []string{"Mcp-Param-Zone", "a"}, true},
+		{"null counts as absent", "query", `{"region":null}`, nil, true},
 		{"a number in another form", "query", `{"n":42}`, []string{"Mcp-Param-N", "42.0"}, true},
 		{"a string that looks like a number", "query", `{"region":"42"}`, []string{"Mcp-Param-Region", "42.0"}, false},
 		{"no header", "query", `{"region":"eu"}`, nil, false},
@@ -50,7 +50,7 @@ func TestParamHeaders(t *testing.T) {
 		{"another value", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "us"}, false},
 		{"two values", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu", "Mcp-Param-Region", "us"}, false},
 		{"invalid base64", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
-		{"an object is not repeated", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
+		{"an object as argument", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestSetParamHeaders(t *testing.T) {
 		{"all kinds", "tools/call", "query", `{"region":"eu","n":4.2e1,"on":false,"at":{"zone":"a"}}`,
 			map[string]string{"Mcp-Param-Region": "eu", "Mcp-Param-X-N": "42", "Mcp-Param-On": "false", "Mcp-Param-Zone": "a"}},
 		{"beyond ASCII", "tools/call", "query", `{"region":"é"}`, map[string]string{"Mcp-Param-Region": "=?base64?w6k=?="}},
-		{"what would be another header", "tools/call", "query", `{"region":"a\r\nX-Evil: 1"}`,
+		{"an injected header", "tools/call", "query", `{"region":"a\r\nX-Evil: 1"}`,
 			map[string]string{"Mcp-Param-Region": "=?base64?YQ0KWC1FdmlsOiAx?="}},
 		{"quotes", "tools/call", "query", `{"region":"\"eu\""}`, map[string]string{"Mcp-Param-Region": `"eu"`}},
 		{"an empty string", "tools/call", "query", `{"region":""}`, map[string]string{"Mcp-Param-Region": ""}},
@@ -121,7 +121,7 @@ func TestSetParamHeaders(t *testing.T) {
 	}
 }
 
-// A server may ask for many headers of a large call. The cost to set them does not grow with the
+// A server may require many headers of a large call. The cost to set them does not grow with the
 // product of both.
 func TestSetManyParamHeaders(t *testing.T) {
 	const n = 500
@@ -152,14 +152,14 @@ func TestInvalidParamHeaders(t *testing.T) {
 	deep := strings.Repeat(`{"properties":{"a":`, 70) + `{"type":"string","x-mcp-header":"A"}` + strings.Repeat(`}}`, 70)
 	tests := []struct {
 		name, schema string
-		want         string // part of the error; "" if valid
+		want         string // part of the error, "" if valid
 	}{
 		{"valid", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"type":"integer",` +
 			`"x-mcp-header":"B-c"}}}}}`, ""},
-		{"a property of that name", `{"properties":{"x-mcp-header":{"type":"object"}}}`, ""},
-		{"a default of that name", `{"properties":{"a":{"type":"object","default":{"x-mcp-header":""}}}}`, ""},
+		{"a property with that name", `{"properties":{"x-mcp-header":{"type":"object"}}}`, ""},
+		{"a default with that name", `{"properties":{"a":{"type":"object","default":{"x-mcp-header":""}}}}`, ""},
 		{"empty", `{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "x-mcp-header of a: not a valid header name"},
-		{"no string", `{"properties":{"a":{"type":"string","x-mcp-header":true}}}`, "not a valid header name"},
+		{"not a string", `{"properties":{"a":{"type":"string","x-mcp-header":true}}}`, "not a valid header name"},
 		{"a space", `{"properties":{"a":{"type":"string","x-mcp-header":"My Region"}}}`, "not a valid header name"},
 		{"a colon", `{"properties":{"a":{"type":"string","x-mcp-header":"A:B"}}}`, "not a valid header name"},
 		{"beyond ASCII", `{"properties":{"a":{"type":"string","x-mcp-header":"Région"}}}`, "not a valid header name"},
@@ -170,7 +170,7 @@ func TestInvalidParamHeaders(t *testing.T) {
 		{"several types", `{"properties":{"a":{"type":["string","null"],"x-mcp-header":"A"}}}`, "the type of the property"},
 		{"twice", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}`,
 			"is on two properties"},
-		{"the schema itself", `{"type":"string","x-mcp-header":"A"}`, "of the schema itself: only properties below"},
+		{"on the schema itself", `{"type":"string","x-mcp-header":"A"}`, "of the schema itself: only properties below"},
 		{"in a list", `{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}`,
 			"of a.items: only properties below"},
 		{"in an alternative", `{"anyOf":[true,{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}]}`,

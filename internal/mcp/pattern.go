@@ -29,7 +29,8 @@ func (p Pattern) Match(server, tool string) bool {
 	return MatchName(p.server, server) && MatchName(p.tool, tool)
 }
 
-// MatchName reports whether a name matches a pattern, in which * stands for any characters, or none.
+// MatchName reports whether a name matches a pattern, in which * stands for any characters, or
+// none.
 func MatchName(pattern, s string) bool {
 	head, rest, star := strings.Cut(pattern, "*")
 	if !star {

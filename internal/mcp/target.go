@@ -31,8 +31,8 @@ func (k TargetKind) String() string {
 	return [...]string{"", "tool", "prompt", "resource", "other"}[k]
 }
 
-// HasTarget reports whether requests of a method have a tool, a prompt, a resource or a task as their
-// target.
+// HasTarget reports whether requests of a method have a tool, a prompt, a resource or a task as
+// their target.
 func HasTarget(method string) bool {
 	switch method {
 	case "tools/call", "prompts/get", "completion/complete",
@@ -43,28 +43,28 @@ func HasTarget(method string) bool {
 	return false
 }
 
-// TargetOf returns the target of a message to a server, as the server parses it. ok is false if that
-// is ambiguous: a name is not a string, or there are two.
+// TargetOf returns the target of a message to a server, as the server parses it. ok is false if
+// that is ambiguous: a name is not a string, or there are two.
 func TargetOf(server string, m *jsonrpc.Message) (target Target, ok bool) {
-	is := func(kind TargetKind, f jsonrpc.Field) (Target, bool) {
+	named := func(kind TargetKind, f jsonrpc.Field) (Target, bool) {
 		return Target{server, kind, m.Text(f)}, m.Kind(f) == jsonspan.String
 	}
 	method := m.Text(jsonrpc.Method)
 	switch method {
 	case "tools/call":
-		return is(Tool, jsonrpc.Name)
+		return named(Tool, jsonrpc.Name)
 	case "prompts/get":
-		return is(Prompt, jsonrpc.Name)
+		return named(Prompt, jsonrpc.Name)
 	case "resources/read", "resources/subscribe", "resources/unsubscribe", "resources/directory/read", "skills/get":
-		return is(Resource, jsonrpc.URI)
+		return named(Resource, jsonrpc.URI)
 	case "completion/complete":
 		switch {
 		case m.Has(jsonrpc.RefURI) && m.Has(jsonrpc.RefName):
 			return Target{Server: server}, false
 		case m.Has(jsonrpc.RefURI):
-			return is(Resource, jsonrpc.RefURI)
+			return named(Resource, jsonrpc.RefURI)
 		}
-		return is(Prompt, jsonrpc.RefName)
+		return named(Prompt, jsonrpc.RefName)
 	}
 	_, known := KnownMethod(method)
 	notifies := strings.HasPrefix(method, "notifications/") && !m.Has(jsonrpc.ID)

@@ -17,52 +17,52 @@ func TestTargetOf(t *testing.T) { // A53, A54, A55
 		known         bool
 	}{
 		{"a tool", `"method":"tools/call","params":{"name":"x"}`, tool("x"), true},
-		{"a tool that is spelled with escapes", `"m\u0065thod":"tools\/call","params":{"n\u0061me":"\u0078"}`, tool("x"),
+		{"a tool with escapes", `"m\u0065thod":"tools\/call","params":{"n\u0061me":"\u0078"}`, tool("x"),
 			true},
-		{"a tool of no name", `"method":"tools/call","params":{}`, tool(""), false},
+		{"a tool without a name", `"method":"tools/call","params":{}`, tool(""), false},
 		{"a tool without params", `"method":"tools/call"`, tool(""), false},
 		{"a tool whose name is a list", `"method":"tools/call","params":{"name":["x"]}`, tool(""), false},
 		{"a tool whose name is a number", `"method":"tools/call","params":{"name":1}`, tool(""), false},
-		{"a tool by its place", `"method":"tools/call","params":["x"]`, tool(""), false},
+		{"params as an array", `"method":"tools/call","params":["x"]`, tool(""), false},
 		{"a prompt", `"method":"prompts/get","params":{"name":"x"}`, prompt("x"), true},
 		{"a prompt whose name is an object", `"method":"prompts/get","params":{"name":{}}`, prompt(""), false},
 		{"a resource", `"method":"resources/read","params":{"uri":"x://a"}`, resource("x://a"), true},
 		{"a subscription", `"method":"resources/subscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
-		{"the end of one", `"method":"resources/unsubscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
+		{"the end of a subscription", `"method":"resources/unsubscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
 		{"a resource whose URI is null", `"method":"resources/read","params":{"uri":null}`, resource(""), false},
-		{"an argument of a prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x"}}`,
+		{"a prompt argument", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x"}}`,
 			prompt("x"), true},
-		{"an argument of a template",
+		{"a template argument",
 			`"method":"completion/complete","params":{"ref":{"type":"ref/resource","uri":"x://{a}"}}`, resource("x://{a}"),
 			true},
-		{"an argument of two",
+		{"a reference to a prompt and a resource",
 			`"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":"x://a"}}`, anything, false},
-		{"an argument of a prompt and nothing",
+		{"a prompt and an empty URI",
 			`"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":null}}`, anything, false},
-		{"an argument of no prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt"}}`, prompt(""),
+		{"a prompt without a name", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt"}}`, prompt(""),
 			false},
-		{"an argument of a prompt in a list", `"method":"completion/complete","params":{"ref":{"name":["x"]}}`, prompt(""),
+		{"a prompt with a list as name", `"method":"completion/complete","params":{"ref":{"name":["x"]}}`, prompt(""),
 			false},
 		{"a task", `"method":"tasks/result","params":{"taskId":"1"}`, other, true},
 		{"all tasks", `"method":"tasks/list"`, other, true},
 		{"a skill", `"method":"skills/get","params":{"uri":"a:b"}`, resource("a:b"), true},
 		{"a directory", `"method":"resources/directory/read","params":{"uri":"a:b"}`, resource("a:b"), true},
-		{"a directory of no name", `"method":"resources/directory/read","params":{"uri":["a:b"]}`, resource(""), false},
+		{"a directory of a list", `"method":"resources/directory/read","params":{"uri":["a:b"]}`, resource(""), false},
 		{"all skills", `"method":"skills/list"`, anything, true},
 		{"an unknown method", `"method":"admin/deleteEverything"`, other, true},
-		{"a method of no name", `"method":""`, other, true},
+		{"an empty method", `"method":""`, other, true},
 		{"a list", `"method":"tools/list"`, anything, true},
-		{"a greeting", `"method":"initialize"`, anything, true},
+		{"initialize", `"method":"initialize"`, anything, true},
 		{"a notification", `"method":"notifications/initialized"`, anything, true},
 		{"an unknown notification", `"method":"notifications/vendor"`, anything, true},
-		{"an answer", `"result":{}`, anything, true},
+		{"a response", `"result":{}`, anything, true},
 	} {
 		for _, id := range []string{``, `"id":1,`} {
-			if id == "" && tt.name == "an answer" {
+			if id == "" && tt.name == "a response" {
 				continue
 			}
 			if id != "" && tt.name == "an unknown notification" {
-				tt.want = other // with an id it is not a notification
+				tt.want = other // with an id, it is not a notification
 			}
 			t.Run(tt.name+" "+id, func(t *testing.T) {
 				var m jsonrpc.Message

@@ -9,8 +9,8 @@ type expansion struct {
 	never string // characters that cannot follow
 }
 
-// expansions are the expansions by operator. Slashes, queries and fragments come only from operators
-// that allow them.
+// expansions are the expansions by operator. Slashes, queries and fragments come only from
+// operators that allow them.
 var expansions = map[byte]expansion{
 	'+': {0, ""},
 	'#': {'#', ""},
@@ -25,8 +25,8 @@ var expansions = map[byte]expansion{
 const maxExpressions, longestMatched = 32, 2 << 10
 
 // MatchTemplate reports whether a URI can be expanded from a URI template of RFC 6570. The template
-// must begin with the scheme: one that matches all URIs is useless. It takes time linear in the length
-// of the URI.
+// must begin with the scheme: one that matches all URIs is useless. It takes time linear in the
+// length of the URI.
 func MatchTemplate(template, uri string) bool {
 	beginning, rest, open := strings.Cut(template, "{")
 	if !open || len(template) > maxTemplate || len(uri) > longestMatched ||

@@ -36,12 +36,12 @@ func TestMatchTemplate(t *testing.T) {
 	for _, tt := range tests {
 		for _, uri := range tt.fits {
 			if !MatchTemplate(tt.template, uri) {
-				t.Errorf("%q does not fit %q", uri, tt.template)
+				t.Errorf("%q does not match %q", uri, tt.template)
 			}
 		}
 		for _, uri := range tt.fitsNever {
 			if MatchTemplate(tt.template, uri) {
-				t.Errorf("%q fits %.40q", uri, tt.template)
+				t.Errorf("%q matches %.40q", uri, tt.template)
 			}
 		}
 	}
@@ -55,9 +55,9 @@ func FuzzMatchTemplate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, template, value, uri string) {
 		beginning, _, _ := strings.Cut(template, "{")
 		if MatchTemplate(template, uri) && (!strings.HasPrefix(uri, beginning) || !strings.Contains(beginning, ":")) {
-			t.Fatalf("%q fits %q", uri, template)
+			t.Fatalf("%q matches %q", uri, template)
 		}
-		// An expansion of the template matches it.
+		// An expansion of a template matches it.
 		if strings.ContainsAny(value, "/?#") || strings.ContainsAny(template, "{}") || !strings.Contains(template, ":") ||
 			len(template)+len(value) > longestMatched-10 {
 			return
@@ -65,7 +65,7 @@ func FuzzMatchTemplate(f *testing.F) {
 		for _, made := range [][2]string{{template + "{a}", template + value}, {template + "{+a}/b", template + value + "/b"},
 			{template + "{/a*}", template + "/" + value}, {template + "{?a}", template + "?a=" + value}} {
 			if !MatchTemplate(made[0], made[1]) {
-				t.Fatalf("%q does not fit %q", made[1], made[0])
+				t.Fatalf("%q does not match %q", made[1], made[0])
 			}
 		}
 	})

@@ -34,8 +34,8 @@ var (
 	errURIOwn    = errors.New("the proxy URI names no URI of the server")
 )
 
-// ResourceURI returns the URI of a resource of a server for clients. It contains everything needed to
-// read the resource, also in a session that never listed it.
+// ResourceURI returns the URI of a resource of a server for clients. It contains everything needed
+// to read the resource, also in a session that never listed it.
 func ResourceURI(server, uri string) string {
 	return string(AppendResourceURI(nil, server, uri))
 }
@@ -57,12 +57,12 @@ func UIResourceURI(server, uri string) string {
 // appendServerURI appends the base64 encoding of a server and its URI.
 func appendServerURI(dst []byte, server, uri string) []byte {
 	var room [512]byte
-	place := append(room[:0], `{"server":`...)
-	place = appendQuoted(place, server)
-	place = append(place, `,"uri":`...)
-	place = appendQuoted(place, uri)
-	place = append(place, '}')
-	return base64.RawURLEncoding.AppendEncode(dst, place)
+	object := append(room[:0], `{"server":`...)
+	object = appendQuoted(object, server)
+	object = append(object, `,"uri":`...)
+	object = appendQuoted(object, uri)
+	object = append(object, '}')
+	return base64.RawURLEncoding.AppendEncode(dst, object)
 }
 
 // appendQuoted appends a string as JSON without HTML escapes. URIs rarely need any escapes.
@@ -84,7 +84,8 @@ func TemplateURI(server, template string) string {
 }
 
 // ParseURI returns the server and its own URI for a resource URI of clients. It accepts what
-// ResourceURI and UIResourceURI return, with any variant of base64, and expansions of a TemplateURI.
+// ResourceURI and UIResourceURI return, with any variant of base64, and expansions of a
+// TemplateURI.
 func ParseURI(proxy string) (server, uri string, err error) {
 	if rest, ok := strings.CutPrefix(proxy, templatePrefix); ok {
 		server, uri, _ = strings.Cut(rest, "/")
@@ -118,17 +119,17 @@ var serverURIPaths = jsonspan.CompilePaths("server", "uri")
 
 // parseServerURI decodes a server and its URI. They are empty if they are missing or not strings.
 func parseServerURI(encoded string) (server, uri string, err error) {
-	place, err := decodeBase64(encoded)
+	object, err := decodeBase64(encoded)
 	if err != nil {
 		return "", "", errURIBase64
 	}
 	var parts [2]string
-	err = serverURIPaths.Find(place, func(path int, v jsonspan.Value) {
+	err = serverURIPaths.Find(object, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String {
-			parts[path] = string(jsonspan.AppendText(nil, v.Body(place)))
+			parts[path] = string(jsonspan.AppendText(nil, v.Body(object)))
 		}
 	})
-	if err != nil || !utf8.Valid(place) {
+	if err != nil || !utf8.Valid(object) {
 		return "", "", errURIJSON
 	}
 	return parts[0], parts[1], nil

@@ -12,11 +12,11 @@ import (
 func TestResourceURI(t *testing.T) { // A11, R20
 	tests := []struct{ name, server, uri, want string }{
 		{"a file", "alpha", "file://alpha/data.txt", `{"server":"alpha","uri":"file://alpha/data.txt"}`},
-		{"nothing is escaped for HTML", "a&b", "x:?a=<1>&b=2", `{"server":"a&b","uri":"x:?a=<1>&b=2"}`},
+		{"no HTML escaping", "a&b", "x:?a=<1>&b=2", `{"server":"a&b","uri":"x:?a=<1>&b=2"}`},
 		{"quotes", `a"b`, `x:\"`, `{"server":"a\"b","uri":"x:\\\""}`},
 		{"characters beyond ASCII", "é", "x:/世/😀", `{"server":"é","uri":"x:/世/😀"}`},
-		{"characters that a text cannot have", "a", "x:\n\x00", `{"server":"a","uri":"x:\n\u0000"}`},
-		{"longer than most", "a", "x:" + strings.Repeat("y", 1000), `{"server":"a","uri":"x:` + strings.Repeat("y", 1000) +
+		{"control characters", "a", "x:\n\x00", `{"server":"a","uri":"x:\n\u0000"}`},
+		{"a long URI", "a", "x:" + strings.Repeat("y", 1000), `{"server":"a","uri":"x:` + strings.Repeat("y", 1000) +
 			`"}`},
 	}
 	for _, tt := range tests {
@@ -46,7 +46,7 @@ func TestAppendResourceURIAllocatesNothing(t *testing.T) {
 		dst = AppendResourceURI(dst[:0], "alpha",
 			"file://alpha/data.txt")
 	}); n != 0 {
-		t.Errorf("%v times", n)
+		t.Errorf("%v allocations", n)
 	}
 }
 
@@ -54,7 +54,7 @@ func TestParseURI(t *testing.T) { // A12, A13, A66, R20
 	resource := func(place string) string {
 		return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(place))
 	}
-	// Their base64 has + or - and / or _, and padding.
+	// The base64 of this text has + or -, / or _, and padding.
 	const place = `{"server":"alpha","uri":"x:~~~???>>>"}`
 	tests := []struct {
 		name        string
@@ -73,25 +73,25 @@ func TestParseURI(t *testing.T) { // A12, A13, A66, R20
 		{"another member", resource(`{"server":"alpha","uri":"a:b","x":{"uri":1}}`), "alpha", "a:b", ""},
 		{"escapes", resource(`{"s\u0065rver":"\u0061lpha","uri":"a:\ud83d\ude00"}`), "alpha", "a:😀", ""},
 		{"a template", "proxy://template/alpha/file:///{path}", "alpha", "file:///{path}", ""},
-		{"a template that was expanded", "proxy://template/alpha/db://x/users/a%2Fb?q=1#f", "alpha",
+		{"an expanded template", "proxy://template/alpha/db://x/users/a%2Fb?q=1#f", "alpha",
 			"db://x/users/a%2Fb?q=1#f", ""},
 		{"a template of a server with an odd name", "proxy://template/a%2Fb%20%C3%A9/x:y", "a/b é", "x:y", ""},
 
-		{"nothing", "", "", "", "neither"},
+		{"empty", "", "", "", "neither"},
 		{"a foreign scheme", "file:///etc/passwd", "", "", "neither"},
 		{"another host", "proxy://resources/abc", "", "", "neither"},
 		{"an observation", "proxy://observation/1", "", "", "neither"},
 		{"capitals", "PROXY://resource/abc", "", "", "neither"},
-		{"no base64", "proxy://resource/***", "", "", "base64"},
-		{"flavors that are mixed", "proxy://resource/-_+/", "", "", "base64"},
+		{"not base64", "proxy://resource/***", "", "", "base64"},
+		{"mixed base64 variants", "proxy://resource/-_+/", "", "", "base64"},
 		{"too much padding", resource(`{"server":"alpha","uri":"a:b"}`) + "==", "", "", "base64"},
 		{"a line break", resource(`{"server":"alpha","uri":"a:b"}`) + "\n", "", "", "base64"},
-		{"no JSON", "proxy://resource/", "", "", "JSON"},
-		{"no JSON", resource("alpha a:b"), "", "", "JSON"},
-		{"JSON cut short", resource(`{"server":"alpha","uri":"a:b"`), "", "", "JSON"},
-		{"more after it", resource(`{"server":"alpha","uri":"a:b"}{}`), "", "", "JSON"},
+		{"no content", "proxy://resource/", "", "", "JSON"},
+		{"not JSON", resource("alpha a:b"), "", "", "JSON"},
+		{"truncated JSON", resource(`{"server":"alpha","uri":"a:b"`), "", "", "JSON"},
+		{"text after it", resource(`{"server":"alpha","uri":"a:b"}{}`), "", "", "JSON"},
 		{"a server twice", resource(`{"server":"alpha","uri":"a:b","server":"beta"}`), "", "", "JSON"},
-		{"bytes that are no text", resource("{\"server\":\"alpha\",\"uri\":\"a:\xff\"}"), "", "", "JSON"},
+		{"bytes that are not UTF-8", resource("{\"server\":\"alpha\",\"uri\":\"a:\xff\"}"), "", "", "JSON"},
 		{"deep nesting", resource(strings.Repeat("[", 100000)), "", "", "JSON"},
 		{"an array", resource(`["alpha","a:b"]`), "", "", "names no server"},
 		{"null", resource(`null`), "", "", "names no server"},
@@ -136,7 +136,7 @@ func TestTemplateURI(t *testing.T) { // A66
 	}
 }
 
-// The scheme that hosts check stays, and no other URI can use it.
+// The scheme ui:// stays, because hosts check it. URIs with other schemes cannot use it.
 func TestUIResourceURI(t *testing.T) {
 	got := UIResourceURI("alpha", "ui://app/x.html")
 	if !strings.HasPrefix(got, "ui://") || got == "ui://app/x.html" {
@@ -145,12 +145,12 @@ func TestUIResourceURI(t *testing.T) {
 	for _, uri := range []string{"ui://", "ui://a", "ui://é/\"\\\n", got} {
 		if server, original, err := ParseURI(UIResourceURI("a/b é", uri)); server != "a/b é" || original != uri ||
 			err != nil {
-			t.Errorf("%q is %q and %q, %v after a round trip", uri, server, original, err)
+			t.Errorf("%q became %q and %q, %v after a round trip", uri, server, original, err)
 		}
 	}
 	for _, uri := range []string{"file:///x", "UI://a", "ui:a", ""} {
 		if got := UIResourceURI("a", uri); got != ResourceURI("a", uri) {
-			t.Errorf("%q is %s", uri, got)
+			t.Errorf("%q became %s", uri, got)
 		}
 	}
 	place := func(text string) string { return uiPrefix + base64.RawURLEncoding.EncodeToString([]byte(text)) }
@@ -166,7 +166,7 @@ func TestUIResourceURI(t *testing.T) {
 	} {
 		server, original, err := ParseURI(uri)
 		if wantError(t, err, want); server != "" || original != "" {
-			t.Errorf("%s is %q and %q", uri, server, original)
+			t.Errorf("%s was read as %q and %q", uri, server, original)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func TestObservationURI(t *testing.T) {
 	}
 }
 
-func TestURIsComeApart(t *testing.T) { // A12, A66
+func TestURIsRoundTrip(t *testing.T) { // A12, A66
 	random := rand.New(rand.NewPCG(5, 6))
 	alphabet := []rune("ab/:%+-_ {}?#&<>=\"'\\\n\t\x00\x7f\u2028é世😀\U0010ffff\ufffd")
 	some := func() string {
@@ -199,13 +199,13 @@ func TestURIsComeApart(t *testing.T) { // A12, A66
 		for _, proxy := range []string{ResourceURI(server, uri), TemplateURI(server, uri), UIResourceURI(server, uri)} {
 			gotServer, gotURI, err := ParseURI(proxy)
 			if gotServer != server || gotURI != uri || err != nil {
-				t.Fatalf("%q and %q are %q, %q, %v after a round trip", server, uri, gotServer, gotURI, err)
+				t.Fatalf("%q and %q became %q, %q, %v after a round trip", server, uri, gotServer, gotURI, err)
 			}
 		}
 		if _, got, err := ParseURI(UIResourceURI(server, UIScheme+uri)); got != UIScheme+uri || err != nil {
-			t.Fatalf("%q is %q, %v after a round trip", UIScheme+uri, got, err)
+			t.Fatalf("%q became %q, %v after a round trip", UIScheme+uri, got, err)
 		}
-		// Other libraries decode the same.
+		// encoding/base64 and encoding/json decode the same.
 		encoded, _ := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(ResourceURI(server, uri), "proxy://resource/"))
 		var place struct{ Server, URI string }
 		decoder := json.NewDecoder(bytes.NewReader(encoded))
@@ -235,25 +235,25 @@ func FuzzParseURI(f *testing.F) {
 		server, uri, err := ParseURI(proxy)
 		if err != nil {
 			if server != "" || uri != "" {
-				t.Errorf("got %q and %q beside %v", server, uri, err)
+				t.Errorf("got %q and %q with error %v", server, uri, err)
 			}
 			return
 		}
 		if rest, ok := strings.CutPrefix(proxy, templatePrefix); ok {
-			// The part after the server is the URI, unchanged.
+			// The part after the server is the unchanged URI.
 			if name, own, _ := strings.Cut(rest, "/"); own != uri || strings.Count(name, "%") == 0 && name != server {
-				t.Errorf("%q is %q and %q", proxy, server, uri)
+				t.Errorf("%q was read as %q and %q", proxy, server, uri)
 			}
 			if s, u, err := ParseURI(TemplateURI(server, uri)); s != server || u != uri || err != nil {
-				t.Errorf("%q and %q are %q, %q, %v after a round trip", server, uri, s, u, err)
+				t.Errorf("%q and %q became %q, %q, %v after a round trip", server, uri, s, u, err)
 			}
 		}
 		if encoded, ok := strings.CutPrefix(proxy, resourcePrefix); ok {
-			if !saysIn(encoded, map[string]any{"server": server, "uri": uri}) {
-				t.Errorf("%q is %q and %q", proxy, server, uri)
+			if !hasMembers(encoded, map[string]any{"server": server, "uri": uri}) {
+				t.Errorf("%q was read as %q and %q", proxy, server, uri)
 			}
 			if s, u, err := ParseURI(ResourceURI(server, uri)); s != server || u != uri || err != nil {
-				t.Errorf("%q and %q are %q, %q, %v after a round trip", server, uri, s, u, err)
+				t.Errorf("%q and %q became %q, %q, %v after a round trip", server, uri, s, u, err)
 			}
 		}
 	})

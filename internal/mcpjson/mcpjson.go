@@ -1,6 +1,7 @@
-// Package mcpjson reads the JSON files in which MCP clients list their servers: .mcp.json of Claude Code,
-// claude_desktop_config.json, mcp.json of Cursor and VS Code, and those of other clients. They differ in the
-// names of members and in the syntax of variables. A member that a gateway does not support becomes a note.
+// Package mcpjson reads the JSON files in which MCP clients list their servers: .mcp.json of Claude
+// Code, claude_desktop_config.json, mcp.json of Cursor and VS Code, and those of other clients.
+// They differ in the names of members and in the syntax of variables. A member that a gateway does
+// not support becomes a note.
 package mcpjson
 
 import (
@@ -73,8 +74,9 @@ func (n *Note) String() string {
 	return strings.Join(n.Servers, ", ") + ": " + n.Text
 }
 
-// Parse reads a file. Comments and trailing commas are allowed. path is the absolute path of the file: it is
-// part of errors, and the base of relative paths and ${workspaceFolder}. home is the home folder of the user.
+// Parse reads a file. Comments and trailing commas are allowed. path is the absolute path of the
+// file: it is part of errors, and the base of relative paths and ${workspaceFolder}. home is the
+// home folder of the user.
 func Parse(data []byte, path, home string) (*File, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	p := &parser{data: data, path: path, home: home, file: new(File), inputs: map[string]*string{}}
@@ -120,7 +122,7 @@ func (p *parser) parse(root hujson.Value) error {
 		return fmt.Errorf("%s: the file has more than %d servers", p.path, maxServers)
 	}
 	p.readInputs(object)
-	p.detect(list)
+	p.detectDialect(list)
 	if member(object, "mcpServers") != nil && member(object, "mcp") != nil {
 		p.note(0, "", "mcp: ignored, because the file has mcpServers; if it excludes servers, remove them there")
 	}
@@ -129,7 +131,7 @@ func (p *parser) parse(root hujson.Value) error {
 	named := map[string]*entry{}
 	for _, m := range list.Members {
 		e := &entry{key: text(m.Name), offset: m.Name.StartOffset}
-		if line, twice := lines[e.key]; twice {
+		if line, defined := lines[e.key]; defined {
 			return p.errorf(e.offset, "server %q is already defined at line %d", e.key, line)
 		}
 		lines[e.key] = p.line(e.offset)
@@ -181,8 +183,8 @@ func (p *parser) findServers(root hujson.Value, object *hujson.Object) (*hujson.
 	return found, nil
 }
 
-// isOpencode reports whether a file with servers in mcp belongs to opencode. Otherwise it is a settings file
-// of VS Code.
+// isOpencode reports whether a file with servers in mcp belongs to opencode. Otherwise it is a
+// settings file of VS Code.
 func (p *parser) isOpencode(object, mcp *hujson.Object) bool {
 	if strings.HasPrefix(filepath.Base(p.path), "opencode.json") {
 		return true
@@ -215,8 +217,8 @@ func (p *parser) readInputs(object *hujson.Object) {
 	}
 }
 
-// detect finds out the dialect of the file, where dialects read the same text differently.
-func (p *parser) detect(list *hujson.Object) {
+// detectDialect finds out the dialect of the file, where dialects read the same text differently.
+func (p *parser) detectDialect(list *hujson.Object) {
 	folder := filepath.Base(filepath.Dir(p.path))
 	p.gemini = folder == ".gemini" || folder == ".qwen"
 	p.hub = folder == "mcphub" || bytes.Contains(p.data, []byte("${cmd:"))

@@ -10,13 +10,13 @@ import (
 	"testing"
 )
 
-// parsed reads a file of a project in /project, whose user has the home folder /home/ada.
+// parsed reads a file of a project in /project. The home folder of its user is /home/ada.
 func parsed(t *testing.T, name, text string) (*File, error) {
 	t.Helper()
 	return Parse([]byte(text), filepath.Join("/project", name), "/home/ada")
 }
 
-// described returns servers and notes, one on a line.
+// described returns servers and notes, one per line.
 func described(f *File) string {
 	show := func(v Value) string {
 		text := ""
@@ -66,7 +66,7 @@ func TestParse(t *testing.T) {
 		{"a command", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["1",2,true]}}}`, "a [x] [1] [2] [true]"},
 		{"a URL", "mcp.json", `{"mcpServers":{"a":{"url":"http://x/mcp"}}}`, "a http://x/mcp"},
 		{
-			"null is none",
+			"null members",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":null,"args":null,"url":"http://x","headers":null,` +
 				`"type":null,"disabled":null}}}`,
@@ -80,19 +80,19 @@ func TestParse(t *testing.T) {
 				"response_timeout",
 		},
 		{
-			"a variable that has the name of a folder",
+			"a variable named like a folder",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":"x","args":["${env:cwd}"]}}}`,
 			"a [x] [<cwd>]",
 		},
 		{
-			"a default of an input that a terminal would obey",
+			"control characters in the default of an input",
 			"mcp.json",
 			`{"inputs":[{"id":"a","default":"\u001b"}],"servers":{"a":{"command":"${input:a}"}}}`,
 			"a [<INPUT_A>]",
 		},
 		{
-			"a variable that is empty for mcp-hub, with another name",
+			"variables of mcp-hub",
 			"mcphub/servers.json",
 			`{"mcpServers":{"a":{"command":"x","env":{"A(B)":"","C":""}}}}`,
 			"a [x] A(B)= C=<C>",
@@ -100,13 +100,13 @@ func TestParse(t *testing.T) {
 		{"no servers", "mcp.json", `{"mcpServers":{}}`, ""},
 		{"a byte order mark", "mcp.json", "\ufeff" + `{"mcpServers":{"a":{"command":"x"}}}`, "a [x]"},
 		{
-			"settings of VS Code",
+			"VS Code settings",
 			"settings.json",
 			`{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`,
 			"a [x] K=<K>",
 		},
 		{
-			"the second version of opencode",
+			"opencode 2",
 			"opencode.jsonc",
 			`{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`,
 			"a [x] [<K>] in /project",
@@ -119,7 +119,7 @@ func TestParse(t *testing.T) {
 			"a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]",
 		},
 		{
-			"variables of the editor",
+			"editor variables",
 			".vscode/mcp.json",
 			`{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`,
 			"a [x] [/home/ada] [/project] [project] [/] in /project",
@@ -131,31 +131,31 @@ func TestParse(t *testing.T) {
 			"1: a: left out: args: ${A:-…} has a variable in its default, which is not supported",
 		},
 		{
-			"commands that find values",
+			"commands in variables",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`,
 			"1: a: left out: env: ${cmd: …} is not supported: the gateway runs no commands for variables",
 		},
 		{
-			"an input that could be mistaken for PATH",
+			"an input named PATH",
 			"mcp.json",
 			`{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`,
 			"a [x] [<INPUT_PATH>]",
 		},
 		{
-			"variables without braces of Gemini",
+			"Gemini variables without braces",
 			".gemini/settings.json",
 			`{"mcpServers":{"a":{"url":"http://x/$A"}}}`,
 			"a http://x/<A>",
 		},
 		{
-			"null is the variable of the environment",
+			"null stands for the environment variable",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`,
 			"a [x] A=<A> B=<B>",
 		},
 		{
-			"an empty variable is empty elsewhere",
+			"an empty variable of other clients",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`,
 			"a [x] B=",
@@ -175,26 +175,26 @@ func TestParse(t *testing.T) {
 		},
 		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /project"},
 		{
-			"type decides",
+			"type selects command or URL",
 			"mcp.json",
 			`{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},` +
 				`"b":{"transport":"sse","command":"x","url":"http://x"}}}`,
 			"a [x]\nb http://x",
 		},
 		{
-			"disabled servers may be wrong",
+			"disabled servers may be invalid",
 			"mcp.json",
 			`{"mcpServers":{"a":{"disabled":true},"b":{"enabled":false,"args":7}}}`,
 			"1: a, b: left out, because the file disables it",
 		},
 		{
-			"headers of the protocol",
+			"protocol headers",
 			"mcp.json",
 			`{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`,
 			"a http://x X-A=z",
 		},
 		{
-			"members of the client",
+			"client members",
 			"mcp.json",
 			`{"mcpServers":{"a":{"command":"x","alwaysAllow":["t"],"autoApprove":[],` +
 				`"trust":true}}}`,
@@ -222,7 +222,7 @@ func TestParse(t *testing.T) {
 			"a [x] [u]\nb [x] [t]",
 		},
 		{
-			"tools in no list",
+			"no tools allowed",
 			"mcp.json",
 			"{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"tools\":[]}," +
 				"\"b\":{\"command\":\"x\",\"tools\":[\"t\"],\n\"includeTools\":[\"u\"]}}}",
@@ -237,14 +237,14 @@ func TestParse(t *testing.T) {
 				"not imported, these stay visible; deny them to clients",
 		},
 		{
-			"rules of opencode",
+			"opencode rules",
 			"opencode.json",
 			"{\"mcp\":{\"a\":{\"type\":\"local\",\"command\":[\"x\"]}}," +
 				"\n\"tools\":{\"a_*\":false},\"permission\":null}",
 			"a [x] in /project\n2: tools: ignored; if it excludes servers or tools, remove or deny them",
 		},
 		{
-			"rules of Gemini",
+			"Gemini rules",
 			".gemini/settings.json",
 			"{\"mcpServers\":{\"a\":{\"url\":\"http://x\"}},\n\"excludeMCPServers\":[\"a\"]}",
 			"a http://x\n2: excludeMCPServers: ignored; if it excludes servers or tools, remove or deny them",
@@ -287,7 +287,7 @@ func TestParse(t *testing.T) {
 			"a [npx -y x]\n1: a: command: contains a space; arguments belong in args",
 		},
 		{
-			"a name that a terminal would obey",
+			"control characters in a name",
 			"mcp.json",
 			`{"mcpServers":{"a\u001b[2J":{"command":"x"}}}`,
 			"a-2J [x]\n1: a\ufffd[2J: is called a-2J in the gateway",
@@ -306,7 +306,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A server whose list of tools cannot be understood is left out: it must not show all tools.
+// A server with a malformed list of tools is left out: it must not show all tools.
 func TestParseLeavesOutMalformedLists(t *testing.T) {
 	for _, name := range slices.Concat(allowLists, denyLists) {
 		for _, value := range []string{`"t"`, `7`, `true`, `false`, `{}`, `{"t":false}`, `[7]`, `[null]`, `["t",7]`,
@@ -348,7 +348,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 	tests := []struct{ name, text, err string }{
 		{
-			"no JSON",
+			"not JSON",
 			"{\n\"mcpServers\": {\n\"a\" 1",
 			"/project/mcp.json:3: not JSON, at column 5: invalid character '1' after object name",
 		},
@@ -362,7 +362,7 @@ func TestParseRefuses(t *testing.T) {
 		},
 		{"neither command nor URL", `{"mcpServers":{"a":{}}}`, `server "a" has neither command nor url`},
 		{"a misspelled command", `{"mcpServers":{"a":{"comand":"x"}}}`, `server "a" has neither command nor url, but comand`},
-		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a url`},
+		{"command and URL", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a url`},
 		{"type http without a URL", `{"mcpServers":{"a":{"type":"http","command":"x"}}}`, `server "a" has no url`},
 		{
 			"type stdio without a command",
@@ -387,7 +387,7 @@ func TestParseRefuses(t *testing.T) {
 			"is not the name of a variable",
 		},
 		{
-			"a variable that would be a placeholder",
+			"a variable like a placeholder",
 			`{"mcpServers":{"a":{"command":"x","env":{"A}{env.HOME":null}}}}`,
 			"is not the name of a variable",
 		},
@@ -400,12 +400,12 @@ func TestParseRefuses(t *testing.T) {
 		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "must be true or false"},
 		{"a control character", `{"mcpServers":{"a":{"command":"x\u001b[2J"}}}`, "control character"},
 		{
-			"the same name twice",
+			"a repeated name",
 			"{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}",
 			`/project/mcp.json:2: server "a" is already defined at line 1`,
 		},
 		{
-			"names that become the same",
+			"names that become equal",
 			`{"mcpServers":{"a b":{"command":"x"},"a-b":{"command":"y"}}}`,
 			`servers "a b" and "a-b" both become a-b`,
 		},
@@ -444,7 +444,7 @@ c [y] A_API_KEY=<C_A_API_KEY> C_TOKEN=<A_KEY> LEVEL=<L|info> M=<M>`
 	}
 }
 
-func TestHideSecretsByLooks(t *testing.T) {
+func TestHideSecretsByFormat(t *testing.T) {
 	const (
 		command = `{"mcpServers":{"a":{"command":"x","args":["run",%q,"last"]}}}`
 		flag    = `{"mcpServers":{"a":{"command":"x","args":["--value",%q]}}}`
@@ -452,7 +452,7 @@ func TestHideSecretsByLooks(t *testing.T) {
 		header  = `{"mcpServers":{"a":{"url":"http://x","headers":{"X-Value":%q}}}}`
 		url     = `{"mcpServers":{"a":{"url":%q}}}`
 	)
-	// The secret is what is between < and >.
+	// The text between < and > is the secret.
 	tests := []struct{ name, text, want string }{
 		{"OpenAI", command, "<sk-proj-0123456789abcdef>"},
 		{"Anthropic, of a flag", flag, "<sk-ant-api03-0123456789>"},
@@ -515,8 +515,8 @@ func TestHideSecretsByLooks(t *testing.T) {
 	}
 }
 
-// No file is more than refused. Names are those that a gateway can have, texts can be printed, and what a file says
-// without variables is what its servers get.
+// FuzzParse checks that no file crashes Parse. Names are valid in a gateway, texts are printable,
+// and texts without variables reach the servers unchanged.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		`{"mcpServers":{"a":{"command":"x","args":["1","${A:-b}"],"env":{"K":"v","N":null}}}}`,
@@ -544,7 +544,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for _, s := range file.Servers {
 			if !plainName.MatchString(s.Name) || len(s.Name) > maxName || strings.Contains(s.Name+"__", "___") {
-				t.Errorf("a gateway cannot have the name %q", s.Name)
+				t.Errorf("invalid name %q", s.Name)
 			}
 			if (s.URL == nil) == (len(s.Command) == 0) {
 				t.Errorf("%s has no command or URL, or both", s.Name)
@@ -564,7 +564,7 @@ func FuzzParse(f *testing.F) {
 			}
 			for i, arg := range args.Args {
 				if got, literal := s.Command[1+i].Literal(); literal && got != arg && !strings.Contains(arg, "$") {
-					t.Errorf("the argument %q becomes %q", arg, got)
+					t.Errorf("argument %q became %q", arg, got)
 				}
 			}
 		}

@@ -16,7 +16,8 @@ type Secret struct {
 	Member   string // position in the server
 }
 
-// HideSecrets replaces texts that are probably secrets, by their name or form, with environment variables.
+// HideSecrets replaces texts that are probably secrets, by their name or form, with environment
+// variables.
 func (f *File) HideSecrets() []Secret {
 	h := &hider{values: map[string]string{}}
 	for _, s := range f.Servers {
@@ -71,8 +72,9 @@ func (h *hider) hide(member, secretName, before, secret string) Value {
 	return literal(before).add(Part{Env: name})
 }
 
-// variable returns the name of the variable for a secret. A secret in env keeps its name, unless another value
-// has it. Other names get the name of the server as a prefix, unless they contain it, as in GITHUB_TOKEN.
+// variable returns the name of the variable for a secret. A secret in env keeps its name, unless
+// another value has it. Other names get the name of the server as a prefix, unless they contain it,
+// as in GITHUB_TOKEN.
 func (h *hider) variable(name, secret string, ofCommand bool) string {
 	if value, taken := h.values[name]; ofCommand && variableName.MatchString(name) && (!taken || value == secret) {
 		return name
@@ -103,7 +105,8 @@ func toVariableName(name string) string {
 
 var scheme = regexp.MustCompile(`^(?i:bearer|basic|token) +`)
 
-// hideDefaults removes defaults of variables that are secrets, by the name of the variable or of the setting.
+// hideDefaults removes defaults of variables that are secrets, by the name of the variable or of
+// the setting.
 func (h *hider) hideDefaults(setting string, v Value) {
 	for i, part := range v {
 		if part.Default != nil && (isSecret(part.Env, *part.Default) || isSecret(setting, *part.Default)) {
@@ -137,8 +140,8 @@ func (h *hider) hideParts(member, name string, v Value) {
 
 var assignment = regexp.MustCompile(`^(-*[A-Za-z][A-Za-z0-9_-]*)(=|: *)(.+)$`)
 
-// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET, Authorization: Bearer SECRET, and
-// arguments that look like secrets. The first argument is the program.
+// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET, Authorization: Bearer
+// SECRET, and arguments that look like secrets. The first argument is the program.
 func (h *hider) hideInArgs(args []Value) {
 	flag := ""
 	for i := range args {
@@ -150,8 +153,8 @@ func (h *hider) hideInArgs(args []Value) {
 	}
 }
 
-// hideArg hides the secret in an argument. before is the preceding argument, if that is a flag. It returns the
-// argument if it is a flag.
+// hideArg hides the secret in an argument. before is the preceding argument, if that is a flag. It
+// returns the argument if it is a flag.
 func (h *hider) hideArg(member, before string, v *Value) (flag string) {
 	arg, ok := v.Literal()
 	isFlag := strings.HasPrefix(arg, "-")

@@ -56,11 +56,11 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 		return nil, p.errorf(v.StartOffset, "server %q is not a JSON object", e.key)
 	}
 	d := &draft{parser: p, entry: e}
-	off, err := d.isDisabled(object)
+	disabled, err := d.isDisabled(object)
 	if err != nil {
 		return nil, err
 	}
-	if off {
+	if disabled {
 		p.note(e.offset, e.key, "left out, because the file disables it")
 		return nil, nil
 	}
@@ -85,7 +85,7 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 
 // isDisabled reports whether the file disables the server.
 func (d *draft) isDisabled(object *hujson.Object) (bool, error) {
-	off := false
+	disabled := false
 	for _, name := range []string{"disabled", "enabled"} {
 		v := member(object, name)
 		if v == nil || kind(*v) == 'n' {
@@ -94,9 +94,9 @@ func (d *draft) isDisabled(object *hujson.Object) (bool, error) {
 		if kind(*v) != 't' && kind(*v) != 'f' {
 			return false, d.typeError(name, *v, "true or false")
 		}
-		off = off || (kind(*v) == 't') == (name == "disabled")
+		disabled = disabled || (kind(*v) == 't') == (name == "disabled")
 	}
-	return off, nil
+	return disabled, nil
 }
 
 // clientMembers are members that only matter to the client of the file.
@@ -172,8 +172,9 @@ func (d *draft) readOther(name string, v hujson.Value) {
 	}
 }
 
-// ignore notes a member that is not imported, unless it only matters to the client or has no effect. A misspelled
-// allow or deny list must not expose all tools, so the server is left out then.
+// ignore notes a member that is not imported, unless it only matters to the client or has no
+// effect. A misspelled allow or deny list must not expose all tools, so the server is left out
+// then.
 func (d *draft) ignore(name string, v hujson.Value) {
 	if slices.Contains(clientMembers, name) {
 		return
@@ -223,8 +224,8 @@ func (d *draft) readTimeout(v hujson.Value) {
 
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// readAllowed reads a list of allowed tools. An invalid list must not expose all tools, so the server is left
-// out then. With several lists, a tool must be in each.
+// readAllowed reads a list of allowed tools. An invalid list must not expose all tools, so the
+// server is left out then. With several lists, a tool must be in each.
 func (d *draft) readAllowed(name string, v hujson.Value) {
 	tools, ok := stringList(v)
 	isWrong := func(tool string) bool { return tool != "*" && !toolName.MatchString(tool) }

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// A Value is a text of a file, split into literal text and variables, so that secrets stay in the environment.
+// A Value is a text of a file, split into literal text and variables, so that secrets stay in the
+// environment.
 type Value []Part
 
 // A Part of a value is literal text or an environment variable.
@@ -84,8 +85,8 @@ var (
 	notInVariables  = regexp.MustCompile(`[^A-Z0-9]+`)
 )
 
-// expand splits a text into parts. If it contains a variable that a gateway cannot resolve, it returns the
-// reason.
+// expand splits a text into parts. If it contains a variable that a gateway cannot resolve, it
+// returns the reason.
 func (p *parser) expand(text string) (v Value, reason string) {
 	pattern := inBraces
 	switch {
@@ -152,7 +153,8 @@ func (p *parser) workspace() string {
 	return folder
 }
 
-// isProjectFile reports whether the file belongs to a project. Clients run its servers in the project folder.
+// isProjectFile reports whether the file belongs to a project. Clients run its servers in the
+// project folder.
 func (p *parser) isProjectFile() bool {
 	base := filepath.Base(p.path)
 	return base == ".mcp.json" || strings.HasPrefix(base, "opencode.json") || p.workspace() != filepath.Dir(p.path)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Chat is a fake model API. It calls the tools in Calls, and otherwise answers "ok". The end of the path
-// selects the format of the response:
+// Chat is a fake model API. It calls the tools in Calls, and otherwise answers "ok". The end of the
+// path selects the format of the response:
 //
 //	/chat/completions     OpenAI's chat completions
 //	/messages             Anthropic's messages
@@ -19,31 +19,31 @@ import (
 //	:generateContent      Gemini's contents
 //	anything else         {"ok":true}, or three small events
 //
-// A request whose body has "stream":true, or whose path ends in
-// :streamGenerateContent, is answered with an event stream in the same form, each
-// event flushed. Gemini answers {} to requests for JSON. Requests may be compressed with gzip. A body that is
-// not JSON is not refused, so that the test can check what was sent. The model is that of the request; the
-// rest never varies.
+// A request whose body has "stream":true, or whose path ends in :streamGenerateContent, is answered
+// with an event stream in the same form, each event flushed. Gemini answers {} to requests for
+// JSON. Requests may be compressed with gzip. A body that is not JSON is not refused, so that the
+// test can check what was sent. The model is that of the request; the rest never varies.
 //
-// Chat completions end with a usage event even if stream_options does not request it.
+// Streams of chat completions end with a usage event even if stream_options does not request it.
 //
-// Last, Count and Requests return the received requests; so do /__last and /__count for other processes, as
-// with [Stub]. Bodies are recorded unchanged, still compressed.
+// Last, Count and Requests return the received requests; so do /__last and /__count for other
+// processes, as with [Stub]. Bodies are recorded unchanged, still compressed.
 //
-// The zero value is ready for use. Set its fields before the first request. Like Stub it reads bodies of any
-// size, so it must not be reachable from other machines.
+// The zero value is ready for use. Set its fields before the first request. Like Stub it reads
+// bodies of any size, so it must not be reachable from other machines.
 type Chat struct {
-	// Calls are the tool calls of the model, one after the other. The number of tool results in a request
-	// says how many calls are done. A client that offers no tools gets no calls. Default: none.
+	// Calls are the tool calls of the model, one after the other. The number of tool results in a
+	// request says how many calls are done. A client that offers no tools gets no calls. Default:
+	// none.
 	Calls []ToolCall
 
 	// Usage is the usage in every response. Default, if all of it is zero: Input 1000, Cached 800,
 	// CacheWrite 100, Output 20.
 	Usage Usage
 
-	// Gate, if not nil, blocks every event stream after its first event until a value is received from it,
-	// it is closed, or the client disconnects. A client that gets the first event before that knows that
-	// nothing on the way buffers events. Default: nil.
+	// Gate, if not nil, blocks every event stream after its first event until a value can be received
+	// from Gate or the client disconnects. A client that gets the first event while the stream is
+	// blocked knows that nothing between them buffers events. Default: nil.
 	Gate chan struct{}
 
 	// Compress compresses responses with gzip for clients that accept it. Default: false.
@@ -59,8 +59,8 @@ type ToolCall struct {
 	Arguments string // JSON
 }
 
-// Usage counts tokens. Input includes Cached and CacheWrite, as in OpenAI's formats; Anthropic's input_tokens
-// excludes them.
+// Usage counts tokens. Input includes Cached and CacheWrite, as in OpenAI's formats; Anthropic's
+// input_tokens excludes them.
 type Usage struct {
 	Input      int
 	Cached     int // read from the cache
@@ -68,15 +68,15 @@ type Usage struct {
 	Output     int
 }
 
-// keptRequests is how many requests a Chat records.
-const keptRequests = 1000
+// maxRecorded is how many requests a Chat records.
+const maxRecorded = 1000
 
 // ServeHTTP answers in the format that the path selects.
 func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if c.tell(w, r) {
+	if c.serveRecorded(w, r) {
 		return
 	}
-	body := c.record(r, keptRequests)
+	body := c.record(r, maxRecorded)
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
 		body = decompress(body)
 	}
@@ -92,30 +92,30 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		usage = Usage{Input: 1000, Cached: 800, CacheWrite: 100, Output: 20}
 	}
 
-	said := turn{model: model, usage: usage, number: 1, text: "ok"}
+	reply := turn{model: model, usage: usage, number: 1, text: "ok"}
 	if bytes.Contains(request["generationConfig"], []byte(`"application/json"`)) {
-		said.text = "{}"
+		reply.text = "{}"
 	}
 	if len(c.Calls) > 0 && len(request["tools"]) > 0 {
-		done := results(request)
-		said.number += done
+		done := countResults(request)
+		reply.number += done
 		if done < len(c.Calls) {
-			said.call = &c.Calls[done]
+			reply.call = &c.Calls[done]
 		}
 	}
 	whole, events := otherAnswer, otherEvents
 	streams := string(request["stream"]) == "true"
 	switch path := r.URL.Path; {
 	case strings.HasSuffix(path, "/chat/completions"):
-		whole, events = said.chatCompletion, said.chatCompletionEvents
+		whole, events = reply.chatCompletion, reply.chatCompletionEvents
 	case strings.HasSuffix(path, "/messages"):
-		whole, events = said.anthropicMessage, said.anthropicMessageEvents
+		whole, events = reply.anthropicMessage, reply.anthropicMessageEvents
 	case strings.HasSuffix(path, "/responses"):
-		whole, events = said.openaiResponse, said.openaiResponseEvents
+		whole, events = reply.openaiResponse, reply.openaiResponseEvents
 	case strings.HasSuffix(path, ":generateContent"):
-		streams, whole = false, said.geminiContent
+		streams, whole = false, reply.geminiContent
 	case strings.HasSuffix(path, ":streamGenerateContent"):
-		streams, events = true, said.geminiContentEvents
+		streams, events = true, reply.geminiContentEvents
 	}
 	if streams {
 		c.stream(w, r, events())
@@ -128,8 +128,8 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// results counts the tool results in a conversation.
-func results(request map[string]json.RawMessage) (n int) {
+// countResults counts the tool results in a conversation.
+func countResults(request map[string]json.RawMessage) (n int) {
 	type part struct {
 		Type, Role       string
 		Content          json.RawMessage
@@ -138,7 +138,7 @@ func results(request map[string]json.RawMessage) (n int) {
 	}
 	for _, list := range []string{"messages", "input", "contents"} {
 		var items []part
-		_ = json.Unmarshal(request[list], &items) // other types have none
+		_ = json.Unmarshal(request[list], &items) // a value of another type has no results
 		for _, item := range items {
 			if item.Role == "tool" || item.Type == "function_call_output" {
 				n++
@@ -156,7 +156,7 @@ func results(request map[string]json.RawMessage) (n int) {
 	return n
 }
 
-// compresses reports whether the response is compressed, and sets the headers for that.
+// compresses reports whether the response is to be compressed, and sets its Content-Encoding then.
 func (c *Chat) compresses(w http.ResponseWriter, r *http.Request) bool {
 	if !c.Compress || !acceptsGzip(r.Header) {
 		return false
@@ -165,7 +165,7 @@ func (c *Chat) compresses(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// decompress returns the part that could be decompressed.
+// decompress returns the decompressed body, as far as it is valid.
 func decompress(body []byte) []byte {
 	zr, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {
@@ -175,7 +175,7 @@ func decompress(body []byte) []byte {
 	return plain
 }
 
-// chatEvent is an event of a stream; OpenAI's chat completions have no names.
+// chatEvent is an event of a stream. The events of OpenAI's chat completions have no names.
 type chatEvent struct{ name, data string }
 
 func (c *Chat) stream(w http.ResponseWriter, r *http.Request, events []chatEvent) {
@@ -213,9 +213,9 @@ func (c *Chat) stream(w http.ResponseWriter, r *http.Request, events []chatEvent
 type turn struct {
 	model  json.RawMessage
 	usage  Usage
-	number int       // is in all ids, by which clients tell turns apart
-	text   string    // of Gemini: "ok", or {} if it is asked for JSON
-	call   *ToolCall // nil if it is "ok"
+	number int       // part of all ids, because clients distinguish turns by their ids
+	text   string    // text of Gemini: "ok", or {} for requests for JSON
+	call   *ToolCall // nil if the response is a text
 }
 
 func chatUsage(u Usage) string {
@@ -329,7 +329,7 @@ func (t turn) anthropicMessageEvents() []chatEvent {
 	)
 }
 
-// The only part of an OpenAI response that is not a call.
+// responsePart is the only part of an OpenAI response that is not a call.
 const responsePart = `{"type":"output_text","text":"ok","annotations":[],"logprobs":[]}`
 
 // responseItem returns the only item of an OpenAI response, with its content so far.
@@ -387,8 +387,8 @@ func (t turn) responseObject(status, items, usage string) string {
 	)
 }
 
-// openaiResponseEvents returns every event of a real stream, for clients that assemble the response from
-// parts.
+// openaiResponseEvents returns every event of a real stream, for clients that assemble the response
+// from parts.
 func (t turn) openaiResponseEvents() []chatEvent {
 	var events []chatEvent
 	add := func(name, members string) {

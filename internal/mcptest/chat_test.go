@@ -34,7 +34,7 @@ func zip(text string) string {
 	return b.String()
 }
 
-// TestChatCalls has it call tools: what it calls follows from the conversation alone.
+// The tool calls depend only on the conversation.
 func TestChatCalls(t *testing.T) {
 	const (
 		first  = `"sample__read_log"`
@@ -43,19 +43,19 @@ func TestChatCalls(t *testing.T) {
 	)
 	tests := []struct {
 		name, path, request string
-		want                []string // in the answer, whole and as a stream
+		want                []string // in the response, as JSON and as a stream
 	}{
-		{"no tools are offered", chatPath, `{"messages":[]`, []string{`"chatcmpl-fake1"`, `"stop"`}},
+		{"no tools offered", chatPath, `{"messages":[]`, []string{`"chatcmpl-fake1"`, `"stop"`}},
 		{"a chat completion without results", chatPath, tools + `"messages":[{"role":"user","content":"?"}]`,
 			[]string{first, `"call_fake1"`, `"{\"lines\":2}"`, `"tool_calls"`}},
 		{
-			"a chat completion with one",
+			"a chat completion with one result",
 			chatPath,
 			tools + `"messages":[{"role":"user","content":"?"},{"role":"tool","content":"x"}]`,
 			[]string{second, `"call_fake2"`, `"chatcmpl-fake2"`},
 		},
 		{
-			"a chat completion with all",
+			"a chat completion with all results",
 			chatPath,
 			tools + `"messages":[{"role":"tool","content":"x"},{"role":"tool","content":"y"}]`,
 			[]string{`"chatcmpl-fake3"`, `"stop"`},
@@ -63,7 +63,7 @@ func TestChatCalls(t *testing.T) {
 		{"a message without results", messagesPath, tools + `"messages":[{"role":"user","content":"?"}]`,
 			[]string{first, `"toolu_fake1"`, `"tool_use"`, `lines`}},
 		{
-			"a message with one",
+			"a message with one result",
 			messagesPath,
 			tools + `"messages":[{"role":"user","content":[{"type":"text"},` +
 				`{"type":"tool_result"}]}]`,
@@ -71,24 +71,24 @@ func TestChatCalls(t *testing.T) {
 		},
 		{"a response without results", responsesPath, tools + `"input":"?"`,
 			[]string{first, `"namespace":"mcp__gateway"`, `"call_fake1"`, `"{\"lines\":2}"`}},
-		{"a response with one", responsesPath, tools + `"input":[{"type":"function_call_output","output":"x"}]`,
+		{"a response with one result", responsesPath, tools + `"input":[{"type":"function_call_output","output":"x"}]`,
 			[]string{second, `"call_fake2"`, `"resp_fake2"`}},
 		{"a content without results", geminiPath, tools + `"contents":[{"role":"user","parts":[{"text":"?"}]}]`,
 			[]string{`{"functionCall":{"name":` + first + `,"args":{"lines":2}}}`, `"fake1"`}},
 		{
-			"a content of JSON",
+			"a content in JSON",
 			geminiPath,
 			`{"contents":[],"generationConfig":{"responseMimeType":"application/json"}`,
 			[]string{`{"text":"{}"}`},
 		},
 		{
-			"a stream of contents with one",
+			"a stream of contents with one result",
 			geminiStream,
 			tools + `"contents":[{"role":"user","parts":[{"functionResponse":{}}]}]`,
 			[]string{"data: ", `{"functionCall":{"name":` + second, `"fake2"`},
 		},
 		{
-			"a stream of contents with all",
+			"a stream of contents with all results",
 			geminiStream,
 			tools + `"contents":[{"parts":[{"functionResponse":{}},{"functionResponse":{}}]}]`,
 			[]string{`{"text":"o"}`, `{"text":"k"}`, `"STOP"`},
@@ -136,7 +136,7 @@ func TestChatAnswers(t *testing.T) {
 				`"prompt_tokens_details":{"cached_tokens":800}},"service_tier":"default"}`,
 		},
 		{
-			name: "a message, whose input leaves out what was cached",
+			name: "a message, whose input excludes cached tokens",
 			path: messagesPath,
 			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"ok"}],` +
 				`"stop_reason":"end_turn","stop_sequence":null,` +
@@ -163,7 +163,7 @@ func TestChatAnswers(t *testing.T) {
 				`"modelVersion":"m","responseId":"fake1"}`,
 		},
 		{
-			name:  "usage as told, where zero stays zero",
+			name:  "configured usage, in which zero stays zero",
 			usage: mcptest.Usage{Input: 7, Output: 3},
 			path:  messagesPath,
 			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"ok"}],` +
@@ -180,7 +180,7 @@ func TestChatAnswers(t *testing.T) {
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
 		{
-			name:    "a body that is no JSON is answered all the same",
+			name:    "a body that is not JSON gets a response",
 			path:    "/messages",
 			request: `{"model":`,
 			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text",` +
@@ -189,13 +189,13 @@ func TestChatAnswers(t *testing.T) {
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
 		{
-			name: "a model that is no string is not repeated", path: "/v1/messages", request: `{"model":["m"]}`,
+			name: "a model that is not a string is not repeated", path: "/v1/messages", request: `{"model":["m"]}`,
 			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text",` +
 				`"text":"ok"}],` +
 				`"stop_reason":"end_turn","stop_sequence":null,` +
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
-		{name: "only the end of the path counts", path: "/v1/messages/count_tokens", want: `{"ok":true}`},
+		{name: "only the end of the path selects", path: "/v1/messages/count_tokens", want: `{"ok":true}`},
 		{name: "a longer word is another path", path: "/v1/xmessages", want: `{"ok":true}`},
 		{name: "anything else", path: "/v1/embeddings", want: `{"ok":true}`},
 	}
@@ -222,7 +222,7 @@ func TestChatAnswers(t *testing.T) {
 	}
 }
 
-// streamed has every flush of the answer to a request for a stream.
+// streamed returns every flush of the response to a request for a stream.
 func streamed(chat *mcptest.Chat, path, acceptEncoding string) *flushRecorder {
 	w := &flushRecorder{ResponseRecorder: httptest.NewRecorder(), start: time.Now()}
 	r := httptest.NewRequest("POST", path, strings.NewReader(`{"model":"m","stream":true}`))
@@ -238,10 +238,10 @@ func TestChatStreams(t *testing.T) {
 		name  string
 		usage mcptest.Usage
 		path  string
-		want  []string // … stands for anything
+		want  []string // … matches any text
 	}{
 		{
-			name: "a chat completion in chunks, its usage last but one",
+			name: "a chat completion in chunks, with usage before the end",
 			path: chatPath,
 			want: []string{
 				chunk + `[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,` +
@@ -255,7 +255,7 @@ func TestChatStreams(t *testing.T) {
 			},
 		},
 		{
-			name: "a message, the input told first and the output last",
+			name: "a message, with input usage first and output usage last",
 			path: messagesPath,
 			want: []string{
 				"event: message_start\n" + `data: {"type":"message_start","message":{"id":"msg_fake1","type":"message",` +
@@ -275,7 +275,7 @@ func TestChatStreams(t *testing.T) {
 			},
 		},
 		{
-			name:  "a response, whole in its last event",
+			name:  "a response, complete in its last event",
 			usage: mcptest.Usage{Input: 50, Cached: 5, Output: 2},
 			path:  responsesPath,
 			want: []string{
@@ -306,7 +306,7 @@ func TestChatStreams(t *testing.T) {
 			},
 		},
 		{
-			name: "three small events from anywhere else",
+			name: "three small events from other paths",
 			path: "/v1/completions",
 			want: []string{`data: {"n":1}`, `data: {"n":2}`, `data: {"n":3}`},
 		},
@@ -336,7 +336,7 @@ func TestChatStreams(t *testing.T) {
 	}
 }
 
-// like compares text with a pattern in which … stands for anything.
+// like compares text with a pattern in which … matches any text.
 func like(text, pattern string) bool {
 	parts := strings.Split(pattern, "…")
 	for i, part := range parts {
@@ -352,7 +352,7 @@ func like(text, pattern string) bool {
 	return text == ""
 }
 
-func TestChatSeesStream(t *testing.T) {
+func TestChatStreamMember(t *testing.T) {
 	const request = `{"messages":[], "stream" : true }`
 	tests := []struct {
 		name     string
@@ -364,15 +364,15 @@ func TestChatSeesStream(t *testing.T) {
 		{name: "false", request: `{"stream":false}`},
 		{name: "absent", request: `{}`},
 		{name: "a string", request: `{"stream":"true"}`},
-		{name: "deeper down", request: `{"metadata":{"stream":true}}`},
-		{name: "in other letters", request: `{"Stream":true}`},
+		{name: "nested", request: `{"metadata":{"stream":true}}`},
+		{name: "in another case", request: `{"Stream":true}`},
 		{name: "in a list", request: `[{"stream":true}]`},
 		{name: "in a compressed body", request: zip(request), encoding: "gzip", want: true},
-		{name: "in a compressed body, the coding in capitals", request: zip(request), encoding: "GZIP", want: true},
+		{name: "in a compressed body, with the coding in capitals", request: zip(request), encoding: "GZIP", want: true},
 		{name: "false in a compressed body", request: zip(`{"stream":false}`), encoding: "gzip"},
 		{name: "in a compressed body that is not declared", request: zip(request)},
-		{name: "in a body that is declared compressed and is not", request: request, encoding: "gzip"},
-		{name: "in a compressed body cut short", request: zip(request)[:20], encoding: "gzip"},
+		{name: "in a plain body that is declared compressed", request: request, encoding: "gzip"},
+		{name: "in a truncated compressed body", request: zip(request)[:20], encoding: "gzip"},
 		{name: "in no body", request: ""},
 	}
 	url := serve(t, new(mcptest.Chat))
@@ -399,12 +399,12 @@ func TestChatGate(t *testing.T) {
 	tests := []struct {
 		name   string
 		open   func(gate chan struct{})
-		leaves bool // the client, after a second
+		leaves bool // the client disconnects after a second
 		want   []string
 	}{
-		{name: "one receive lets the rest pass", open: func(gate chan struct{}) { gate <- struct{}{} }, want: whole},
-		{name: "closing it lets the rest pass", open: func(gate chan struct{}) { close(gate) }, want: whole},
-		{name: "the stream ends when the client has gone", open: func(chan struct{}) {}, leaves: true, want: whole[:1]},
+		{name: "a sent value releases the rest", open: func(gate chan struct{}) { gate <- struct{}{} }, want: whole},
+		{name: "closing the gate releases the rest", open: func(gate chan struct{}) { close(gate) }, want: whole},
+		{name: "the stream ends when the client disconnects", open: func(chan struct{}) {}, leaves: true, want: whole[:1]},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -432,13 +432,13 @@ func TestChatGate(t *testing.T) {
 				}
 				<-done
 				if !reflect.DeepEqual(w.events, tt.want) {
-					t.Errorf("in the end: %q\nwant %q", w.events, tt.want)
+					t.Errorf("after the gate: %q\nwant %q", w.events, tt.want)
 				}
 			})
 		})
 	}
 
-	t.Run("an answer that is no stream does not wait", func(t *testing.T) {
+	t.Run("a response that is not a stream does not wait", func(t *testing.T) {
 		chat := &mcptest.Chat{Gate: make(chan struct{})}
 		if got := send(t, "POST", serve(t, chat), `{}`, nil); got.body != `{"ok":true}` {
 			t.Errorf("got %s", got.body)
@@ -455,10 +455,10 @@ func TestChatCompresses(t *testing.T) {
 	}{
 		{name: "for a client that accepts it", compress: true, acceptEncoding: "br, gzip", want: "gzip"},
 		{name: "not for a client that refuses it", compress: true, acceptEncoding: "br, gzip;q=0"},
-		{name: "not unless told to", acceptEncoding: "gzip"},
+		{name: "not by default", acceptEncoding: "gzip"},
 	}
 	for _, tt := range tests {
-		t.Run("a whole answer "+tt.name, func(t *testing.T) {
+		t.Run("JSON "+tt.name, func(t *testing.T) {
 			got := send(t, "POST", serve(t, &mcptest.Chat{Compress: tt.compress}), `{}`,
 				map[string]string{"Accept-Encoding": tt.acceptEncoding})
 			if encoding := got.Header.Get("Content-Encoding"); encoding != tt.want {
@@ -474,7 +474,7 @@ func TestChatCompresses(t *testing.T) {
 				t.Errorf("got %q", got.body)
 			}
 		})
-		t.Run("a stream "+tt.name, func(t *testing.T) {
+		t.Run("stream "+tt.name, func(t *testing.T) {
 			whole := streamed(new(mcptest.Chat), chatPath, "").events
 			w := streamed(&mcptest.Chat{Compress: tt.compress}, chatPath, tt.acceptEncoding)
 			if encoding := w.Header().Get("Content-Encoding"); encoding != tt.want {
@@ -502,7 +502,7 @@ func TestChatCompresses(t *testing.T) {
 				}
 			}
 			if got := unzip(t, received+w.Body.String()); got != strings.Join(whole, "") {
-				t.Errorf("in the end: %q", got)
+				t.Errorf("got %q", got)
 			}
 		})
 	}
@@ -526,11 +526,11 @@ func TestChatRecordsWhatItReceived(t *testing.T) {
 	first, last := requests[0], requests[1]
 	if first.Method != "POST" || first.Path != chatPath || first.Body != "{\"x\":\"\xff<\"}" ||
 		first.Headers.Get("Authorization") != "Bearer a" {
-		t.Errorf("first %+v", first)
+		t.Errorf("first request is %+v", first)
 	}
 	if last.Method != "PUT" || last.Path != messagesPath || last.Body != compressed ||
 		last.Headers.Get("Content-Encoding") != "gzip" {
-		t.Errorf("last %+v", last)
+		t.Errorf("last request is %+v", last)
 	}
 	if got := chat.Last(); !reflect.DeepEqual(got, last) {
 		t.Errorf("Last gives %+v\nwant %+v", got, last)
@@ -553,7 +553,7 @@ func TestChatRecordsWhatItReceived(t *testing.T) {
 	}
 }
 
-func TestChatForgetsTheOldest(t *testing.T) {
+func TestChatDropsTheOldest(t *testing.T) {
 	const mib = 1 << 20
 	tests := []struct {
 		name        string
@@ -563,8 +563,8 @@ func TestChatForgetsTheOldest(t *testing.T) {
 		{"1000 requests are kept", func(int) int { return 8 }, 1000, 0},
 		{"the 1001st replaces the first", func(int) int { return 8 }, 1001, 1},
 		{"64 MiB are kept", func(int) int { return 16 * mib }, 4, 0},
-		{"one more byte is too much", func(i int) int { return 16*mib + i/3 }, 4, 1},
-		{"the latest is kept however large", func(i int) int { return i*65*mib + 8 }, 2, 1},
+		{"64 MiB and one byte", func(i int) int { return 16*mib + i/3 }, 4, 1},
+		{"the latest is kept at any size", func(i int) int { return i*65*mib + 8 }, 2, 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

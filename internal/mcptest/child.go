@@ -18,46 +18,48 @@ import (
 	"time"
 )
 
-// RunChild is the main function of a child process: an MCP server over stdio whose flags and tools control
-// its behavior. The args are `<id> [flags]`; the id is the server's name and distinguishes its responses from
-// those of other children. The exit code is 0 at the end of stdin and 2 for wrong args.
+// RunChild is the main function of a child process: an MCP server over stdio whose flags and tools
+// control its behavior. The args are `<id> [flags]`; the id is the server's name and distinguishes
+// its responses from those of other children. The exit code is 0 at the end of stdin and 2 for
+// wrong args.
 //
 //	--caps-empty           declare {"tools":{}} and nothing else
-//	--banner               print three lines on stdout at start that are no JSON
+//	--banner               print three lines on stdout at start that are not JSON
 //	--no-ping              ping gets -32601
 //	--hang-ping            ping gets no answer
 //	--hang-init            initialize and server/discover get no answer
-//	--init-delay S         they get one after so many seconds (0.5 will do)
+//	--init-delay S         they get one after S seconds, such as 0.5
 //	--page N               lists come in pages of N
 //	--strict-cursor        a cursor that it did not make for that list gets -32602,
 //	                       otherwise such a cursor gets the first page
 //	--list-error           lists get -32603
-//	--list-delay S         lists take so many seconds
+//	--list-delay S         lists take S seconds
 //	--framing F            how to write: line (default) or content-length
-//	--ignore-term          stay, whatever comes: SIGTERM or the end of stdin
+//	--ignore-term          keep running after SIGTERM and the end of stdin
 //	--exit-at-start CODE   exit with that code before reading anything
 //	--roots-at-init        ask for roots/list after notifications/initialized
 //	--result-first         write {"result":…,"jsonrpc":"2.0","id":…}, the order of
 //	                       the TypeScript SDK; errors keep the usual one
 //	--tools N              have tools t1 … tN besides the others
-//	--modern               answer requests of 2026-07-28 as well
-//	--modern-only          answer no others: initialize and ping get -32601
+//	--modern               answer requests of 2026-07-28, too
+//	--modern-only          answer only these: initialize and ping get -32601
 //
-// Messages are read in either framing. Each request is served in its own goroutine. In the revisions
-// 2024-11-05 to 2025-11-25, requests are refused before initialize. The tools are listed at [toolsNamed].
+// Messages are read in either framing. Each request is served in its own goroutine. In the
+// revisions 2024-11-05 to 2025-11-25, requests are refused before initialize. The tools are listed
+// at [toolsNamed].
 //
-// With --modern each request has its own era, so one connection serves both in any order. A request of
-// 2026-07-28 is one whose _meta names that version; as in the Go SDK it must have the client's capabilities
-// there too. Change notifications are sent untagged if the client has initialized, and tagged to each
-// subscriptions/listen that requested them.
+// With --modern each request has its own era, so one connection serves both in any order. A request
+// of 2026-07-28 is one whose _meta names that version; as in the Go SDK it must have the client's
+// capabilities there too. Change notifications are sent untagged if the client has initialized, and
+// tagged to each subscriptions/listen that requested them.
 //
-// A request that the client cancels gets no response, in either era. At the end of stdin, waiting requests are
-// abandoned; others are still answered.
+// A request that the client cancels gets no response, in either era. At the end of stdin, waiting
+// requests are abandoned; others are still answered.
 //
 // If $DS_LOG names a file, each received message is appended to it as one line, in one write,
 // {"pid":N,"id":"<id>","message":…}, before it is handled. Events are appended as well:
-// {"pid":N,"id":"<id>","event":"start"}, "eof", "term" and, with the requestId, "cancelled" for a request that
-// has stopped. Input that is not JSON is the event "garbage".
+// {"pid":N,"id":"<id>","event":"start"}, "eof", "term" and, with the requestId, "cancelled" for a
+// request that has stopped. Input that is not JSON is the event "garbage".
 func RunChild(args []string, stdin io.Reader, stdout, stderr io.Writer) (exit int) {
 	c, err := newChild(args, stdout, stderr)
 	if err != nil {
@@ -96,7 +98,7 @@ type childFlags struct {
 
 func (f *childFlags) parse(args []string) error {
 	set := flag.NewFlagSet("ds", flag.ContinueOnError)
-	set.SetOutput(io.Discard) // the error says what is wrong
+	set.SetOutput(io.Discard) // the returned error has the details
 	set.BoolVar(&f.capsEmpty, "caps-empty", false, "")
 	set.BoolVar(&f.banner, "banner", false, "")
 	set.BoolVar(&f.noPing, "no-ping", false, "")
@@ -179,8 +181,8 @@ func newChild(args []string, stdout, stderr io.Writer) (*child, error) {
 	return c, nil
 }
 
-// watchTerm logs SIGTERM and then exits, unless the flag says to ignore it. It does not make the system ignore
-// the signal, because child processes would inherit that.
+// watchTerm logs SIGTERM and then ends the process, unless the flag says to ignore it. The handler
+// is installed in any case: if the system ignored the signal, child processes would inherit that.
 func (c *child) watchTerm() (unwatch func()) {
 	terms := make(chan os.Signal, 1)
 	signal.Notify(terms, syscall.SIGTERM)
@@ -206,8 +208,8 @@ func (c *child) watchTerm() (unwatch func()) {
 	}
 }
 
-// read handles messages until the end of stdin, and then waits for responses that are still being written. It
-// does not wait long, because the reader may be gone.
+// read handles messages until the end of stdin. Then it waits for responses that are still being
+// written, but at most a second, because nothing may read them.
 func (c *child) read(stdin io.Reader) {
 	r := bufio.NewReader(stdin)
 	for {
@@ -234,8 +236,8 @@ func (c *child) read(stdin io.Reader) {
 	}
 }
 
-// readFrame returns the next message in either framing. It may return a message together with an error, and
-// neither for an empty line.
+// readFrame returns the next message in either framing. It may return a message together with an
+// error, and neither for an empty line.
 func readFrame(r *bufio.Reader) ([]byte, error) {
 	line, err := r.ReadBytes('\n')
 	line = bytes.TrimSpace(line)
@@ -262,11 +264,12 @@ func readFrame(r *bufio.Reader) ([]byte, error) {
 	}
 	body := make([]byte, length)
 	_, err = io.ReadFull(r, body)
-	// A line break in JSON is white space, and would break the framing by line.
+	// A line break in JSON is white space, and would end the line in the log and in the framing by
+	// lines.
 	return bytes.ReplaceAll(body, []byte("\n"), []byte(" ")), err
 }
 
-// receive handles one message.
+// receive logs and handles one message.
 func (c *child) receive(raw []byte) {
 	m, failure := readMessage(raw)
 	if failure != nil && failure.Code == codeParseError {

@@ -20,7 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// TestMain makes a child of the test binary when it is called `<binary> ds …`.
+// TestMain runs the test binary as a child process if its first argument is ds.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" {
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
@@ -32,10 +32,10 @@ const (
 	handshake = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-06-18"}}`
 	ready     = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
 
-	// What a request of 2026-07-28 has in its _meta.
+	// Members of _meta in a modern request.
 	modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}`
 
-	// What a result of 2026-07-28 begins with.
+	// The start of a modern result.
 	modernResult = `{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"alpha",` +
 		`"version":"0.1.0"}}`
 )
@@ -78,8 +78,13 @@ func TestChildAnswers(t *testing.T) {
 			request(`1`, "ping", `{}`),
 			`{"result":{},"jsonrpc":"2.0","id":1}`,
 		},
-		{"errors do not", "--result-first", request(`1`, "foo/bar", `{}`), failure(`1`, -32601, "method not found: foo/bar")},
-		{"a line that is no JSON is a parse error", "", `hello: world`, failure(`null`, -32700, "parse error")},
+		{
+			"errors keep their order with result-first",
+			"--result-first",
+			request(`1`, "foo/bar", `{}`),
+			failure(`1`, -32601, "method not found: foo/bar"),
+		},
+		{"a line that is not JSON is a parse error", "", `hello: world`, failure(`null`, -32700, "parse error")},
 		{
 			"a batch is refused",
 			"",
@@ -96,16 +101,16 @@ func TestChildAnswers(t *testing.T) {
 		{"echo returns the params byte for byte", "", request(`1`, "tools/call", echoParams), text(`1`, echoParams)},
 		{"an unknown tool is an error", "", call("zz", `{}`), failure(`1`, -32602, "Unknown tool: zz")},
 		{
-			"arguments that make no sense are an error",
+			"invalid arguments are an error",
 			"",
 			call("big", `{"n":-1}`),
 			failure(`1`, -32602, "n must not be negative"),
 		},
 		{"slow sleeps", "", call("slow", `{"ms":1}`), text(`1`, "slept")},
-		{"pid is that of the process", "", call("pid", `{}`), text(`1`, strconv.Itoa(os.Getpid()))},
+		{"pid returns the process id", "", call("pid", `{}`), text(`1`, strconv.Itoa(os.Getpid()))},
 		{"big repeats", "", call("big", `{"n":3,"c":"é<"}`), text(`1`, "é<é<é<")},
 		{"big repeats x by default", "", call("big", `{"n":5}`), text(`1`, "xxxxx")},
-		{"emit says hello by default", "", call("emit", `{}`),
+		{"emit sends hello by default", "", call("emit", `{}`),
 			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}` + "\n" +
 				text(
 					`1`,
@@ -130,15 +135,15 @@ func TestChildAnswers(t *testing.T) {
 				"done",
 			),
 		},
-		{"progress is silent without one", "", call("progress", `{"steps":2}`), text(`1`, "done")},
+		{"progress sends nothing without a token", "", call("progress", `{"steps":2}`), text(`1`, "done")},
 		{
-			"noise is between the messages",
+			"noise is written between messages",
 			"",
 			call("noise", `{"lines":2,"text":"{oops"}`),
 			"{oops\n{oops\n" +
 				text(`1`, "written"),
 		},
-		{"late answers twice", "", call("late", `{"ms":1}`), text(`1`, "in time") + "\n" + text(`1`, "late")},
+		{"late responds twice", "", call("late", `{"ms":1}`), text(`1`, "in time") + "\n" + text(`1`, "late")},
 		{
 			"wrong-id responds with an unknown id first",
 			"",
@@ -157,7 +162,7 @@ func TestChildAnswers(t *testing.T) {
 		{"prompts are listed", "", request(`1`, "prompts/list", `{}`),
 			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who",` +
 				`"description":"Name to greet.","required":false}]}]}}`},
-		{"a prompt is made", "", request(`1`, "prompts/get", `{"name":"p","arguments":{"who":"Eve"}}`),
+		{"a prompt is returned", "", request(`1`, "prompts/get", `{"name":"p","arguments":{"who":"Eve"}}`),
 			`{"jsonrpc":"2.0","id":1,"result":{"messages":[{"role":"user","content":{"type":"text","text":"alpha greets ` +
 				`Eve"}}]}}`},
 		{
@@ -209,16 +214,16 @@ func TestChildAnswers(t *testing.T) {
 			failure(`1`, -32603, "no list today"),
 		},
 		{
-			"every list does",
+			"every list fails with list-error",
 			"--list-error",
 			request(`1`, "resources/templates/list", `{}`),
 			failure(`1`, -32603, "no list today"),
 		},
-		{"a strange cursor gets the first page", "--page 1", request(`1`, "prompts/list", `{"cursor":"zz"}`),
+		{"an unknown cursor gets the first page", "--page 1", request(`1`, "prompts/list", `{"cursor":"zz"}`),
 			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who",` +
 				`"description":"Name to greet.","required":false}]}]}}`},
 		{
-			"a strange cursor is refused with strict-cursor",
+			"an unknown cursor is refused with strict-cursor",
 			"--page 1 --strict-cursor",
 			request(`1`, "prompts/list",
 				`{"cursor":"zz"}`),
@@ -232,7 +237,7 @@ func TestChildAnswers(t *testing.T) {
 			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"x"}]}}`,
 		},
 		{
-			"a modern read is stale at once",
+			"a modern read has TTL 0",
 			"--modern",
 			request(`1`, "resources/read",
 				`{"uri":"file://alpha/data.txt","_meta":{`+modernMeta+`}}`),
@@ -240,7 +245,7 @@ func TestChildAnswers(t *testing.T) {
 				`,"ttlMs":0,"cacheScope":"public","contents":[{"uri":"file://alpha/data.txt","mimeType":"text/plain",` +
 				`"text":"data of alpha"}]}}`,
 		},
-		{"a legacy request on the same connection does not", "--modern", call("big", `{"n":1}`), text(`1`, "x")},
+		{"a legacy request on the same connection gets a legacy result", "--modern", call("big", `{"n":1}`), text(`1`, "x")},
 		{
 			"a modern ping is unknown",
 			"--modern",
@@ -254,7 +259,7 @@ func TestChildAnswers(t *testing.T) {
 			failure(`1`, -32602, `missing or invalid _meta field "io.modelcontextprotocol/clientCapabilities"`),
 		},
 		{
-			"a version of the future is refused",
+			"an unknown version is refused",
 			"--modern",
 			request(`1`, "tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01"}}`),
 			`{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"unsupported protocol version",` +
@@ -262,14 +267,14 @@ func TestChildAnswers(t *testing.T) {
 				`"requested":"2099-01-01"}}}`,
 		},
 		{
-			"a modern resource that is not there is an invalid param",
+			"a missing modern resource is an invalid param",
 			"--modern",
 			request(`1`, "resources/read",
 				`{"uri":"x:y","_meta":{`+modernMeta+`}}`),
 			`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"Resource not found","data":{"uri":"x:y"}}}`,
 		},
 		{
-			"a modern call asks in its result",
+			"a modern call has a server request in its result",
 			"--modern",
 			request(`1`, "tools/call", `{"name":"ask-roots","_meta":{`+
 				modernMeta+`}}`),
@@ -282,7 +287,7 @@ func TestChildAnswers(t *testing.T) {
 				`,"inputRequests":{"0":{"method":"roots/list","params":{}}},"requestState":"alpha asked roots/list"}}`,
 		},
 		{
-			"and is answered in the next one",
+			"a modern call with the response completes",
 			"--modern",
 			request(`1`, "tools/call", `{"name":"ask-roots","inputResponses":{"0":{"roots":[]}},"_meta":{`+modernMeta+`}}`),
 			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"{\"roots\":[]}"}]}}`,
@@ -309,7 +314,7 @@ func TestChildAnswers(t *testing.T) {
 			for want := range strings.SplitSeq(tt.want, "\n") {
 				c.wants(want)
 			}
-			c.endsWith(0) // and has said nothing else
+			c.endsWith(0) // no further output
 		})
 	}
 }
@@ -332,14 +337,14 @@ func TestChildHandshake(t *testing.T) {
 	}{
 		{"a known version is echoed", "", "initialize", `{"protocolVersion":"2024-11-05"}`, initialized("2024-11-05", all)},
 		{
-			"an unknown one gets the latest",
+			"an unknown version gets the latest",
 			"",
 			"initialize",
 			`{"protocolVersion":"1999-01-01"}`,
 			initialized("2025-11-25", all),
 		},
 		{
-			"so does that of the other era",
+			"a modern version gets the latest",
 			"--modern",
 			"initialize",
 			`{"protocolVersion":"2026-07-28"}`,
@@ -353,15 +358,15 @@ func TestChildHandshake(t *testing.T) {
 			initialized("2025-11-25", `{"tools":{}}`),
 		},
 		{"init-delay delays", "--init-delay 0.01", "initialize", `{}`, initialized("2025-11-25", all)},
-		{"ping comes before it", "", "ping", `{}`, `{"jsonrpc":"2.0","id":0,"result":{}}`},
-		{"nothing else does", "", "tools/list", `{}`, notInitialized},
-		{"nor with modern", "--modern", "tools/list", `{"_meta":{}}`, notInitialized},
-		{"unless it is a modern request", "--modern", "tools/call", `{"name":"big","_meta":{` + modernMeta + `}}`,
+		{"ping is served before initialize", "", "ping", `{}`, `{"jsonrpc":"2.0","id":0,"result":{}}`},
+		{"requests are refused before initialize", "", "tools/list", `{}`, notInitialized},
+		{"requests are refused before initialize with modern", "--modern", "tools/list", `{"_meta":{}}`, notInitialized},
+		{"modern requests need no initialize", "--modern", "tools/call", `{"name":"big","_meta":{` + modernMeta + `}}`,
 			`{"jsonrpc":"2.0","id":0,"result":` + modernResult + `,"content":[{"type":"text","text":""}]}}`},
-		{"discover names both eras with modern", "--modern", "server/discover", `{"_meta":{` + modernMeta + `}}`,
+		{"discover returns both eras with modern", "--modern", "server/discover", `{"_meta":{` + modernMeta + `}}`,
 			discovered(`"2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"`)},
 		{
-			"discover names one with modern-only",
+			"discover returns one era with modern-only",
 			"--modern-only",
 			"server/discover",
 			`{"_meta":{` + modernMeta + `}}`,
@@ -387,7 +392,7 @@ func TestChildHandshake(t *testing.T) {
 	}
 }
 
-func TestChildPagesItsLists(t *testing.T) {
+func TestChildListsPages(t *testing.T) {
 	c := startInitialized(t, "alpha", "--tools", "4", "--page", "5", "--strict-cursor", "--list-delay", "0.001")
 	var names []string
 	for pages, params := 1, `{}`; ; pages++ {
@@ -432,7 +437,7 @@ func TestChildPagesItsLists(t *testing.T) {
 	}
 }
 
-func TestChildGrowsTools(t *testing.T) {
+func TestChildAnnouncesChanges(t *testing.T) {
 	c := startInitialized(t, "alpha", "--modern")
 	c.send(
 		`{"jsonrpc":"2.0","id":"l","method":"subscriptions/listen",` +
@@ -463,7 +468,7 @@ func TestChildGrowsTools(t *testing.T) {
 	c.endsWith(0)
 }
 
-func TestChildAsksTheClient(t *testing.T) {
+func TestChildSendsServerRequests(t *testing.T) {
 	c := startChild(t, "alpha", "--roots-at-init")
 	c.send(handshake)
 	c.next()
@@ -483,7 +488,7 @@ func TestChildAsksTheClient(t *testing.T) {
 	c.endsWith(0)
 }
 
-func TestChildStopsWhatIsCancelled(t *testing.T) {
+func TestChildStopsCancelledRequests(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	t.Setenv("DS_LOG", log)
 	for _, tt := range []struct{ name, flags, request string }{
@@ -491,8 +496,8 @@ func TestChildStopsWhatIsCancelled(t *testing.T) {
 		{"hang", "", `{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"hang"}}`},
 		{"a ping that hangs", "--hang-ping", `{"jsonrpc":"2.0","id":"a","method":"ping"}`},
 		{"an initialize that hangs", "--hang-init", strings.Replace(handshake, "init", "a", 1)},
-		{"a list that takes long", "--list-delay 60", `{"jsonrpc":"2.0","id":"a","method":"tools/list"}`},
-		{"a question", "", `{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"ask-roots"}}`},
+		{"a slow list", "--list-delay 60", `{"jsonrpc":"2.0","id":"a","method":"tools/list"}`},
+		{"a server request", "", `{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"ask-roots"}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_ = os.Remove(log)
@@ -502,7 +507,7 @@ func TestChildStopsWhatIsCancelled(t *testing.T) {
 				c.next()
 			}
 			c.send(tt.request)
-			if tt.name == "a question" {
+			if tt.name == "a server request" {
 				c.wants(`{"jsonrpc":"2.0","id":0,"method":"roots/list"}`)
 			}
 			c.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"a"}}`)
@@ -525,7 +530,7 @@ func TestChildWritesBigLines(t *testing.T) {
 	c := startInitialized(t, "alpha")
 	c.send(call("big", `{"n":`+strconv.Itoa(n)+`}`))
 	if got := c.next(); len(got) != n+len(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":""}]}}`) {
-		t.Errorf("a line of %d bytes", len(got))
+		t.Errorf("got a line of %d bytes", len(got))
 	}
 }
 
@@ -540,7 +545,7 @@ func TestChildReadsAndWritesEitherFraming(t *testing.T) {
 		{"headers in, lines out", "line", framed + typed, pong + "\n" + pong + "\n"},
 		{"lines in, lines out", "line", line + "\r\n" + lastLine, pong + "\n" + pong + "\n"},
 		{"both in, headers out", "content-length", framed + line, strings.Repeat("Content-Length: 36\r\n\r\n"+pong, 2)},
-		{"a bad length is no JSON", "line", "Content-Length: -1\n",
+		{"an invalid length is not JSON", "line", "Content-Length: -1\n",
 			`{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error"}}` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -573,7 +578,7 @@ func TestChildLogsWhatItReceives(t *testing.T) {
 {"pid":PID,"id":"beta","event":"start"}
 `, "PID", strconv.Itoa(os.Getpid()))
 	if string(got) != want {
-		t.Errorf("log\n%swant\n%s", got, want)
+		t.Errorf("got log\n%swant\n%s", got, want)
 	}
 }
 
@@ -582,7 +587,7 @@ func TestChildStart(t *testing.T) {
 		name, args, stdout, stderr string
 		exit                       int
 	}{
-		{"it says nothing and ends with stdin", "alpha", "", "", 0},
+		{"no output, and exit at the end of stdin", "alpha", "", "", 0},
 		{"a banner is three lines", "alpha --banner", strings.Repeat("DS alpha is starting, and says so on stdout\n", 3), "",
 			0},
 		{"exit-at-start exits", "alpha --exit-at-start 7", "", "", 7},
@@ -590,7 +595,7 @@ func TestChildStart(t *testing.T) {
 		{"an unknown flag is refused", "alpha --zz", "", "ds: flag provided but not defined: -zz\n", 2},
 		{"an unknown framing is refused", "alpha --framing x", "", "ds: unknown framing \"x\"\n", 2},
 		{"another argument is refused", "alpha beta", "", "ds: unexpected argument \"beta\"\n", 2},
-		{"a page of less than nothing is refused", "alpha --page -1", "", "ds: negative number\n", 2},
+		{"a negative page is refused", "alpha --page -1", "", "ds: negative number\n", 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
@@ -603,7 +608,7 @@ func TestChildStart(t *testing.T) {
 }
 
 func TestChildProcess(t *testing.T) {
-	t.Run("it knows its environment and its directory", func(t *testing.T) {
+	t.Run("env and cwd return the environment and the directory", func(t *testing.T) {
 		dir := t.TempDir()
 		p := startProcess(t, func(cmd *exec.Cmd) { cmd.Dir, cmd.Env = dir, []string{"A=b=c"} }, "alpha")
 		if env := p.text(call("env", `{}`)); !strings.Contains(env, `"A":"b=c"`) {
@@ -616,7 +621,7 @@ func TestChildProcess(t *testing.T) {
 			t.Errorf("pid %s, want %d", pid, p.cmd.Process.Pid)
 		}
 	})
-	t.Run("it writes on stderr", func(t *testing.T) {
+	t.Run("stderr writes lines", func(t *testing.T) {
 		var stderr bytes.Buffer
 		p := startProcess(t, func(cmd *exec.Cmd) { cmd.Stderr = &stderr }, "alpha")
 		p.text(call("stderr", `{"lines":2,"text":"ouch"}`))
@@ -626,12 +631,12 @@ func TestChildProcess(t *testing.T) {
 			t.Errorf("stderr %q", &stderr)
 		}
 	})
-	t.Run("die ends it", func(t *testing.T) {
+	t.Run("die ends the process", func(t *testing.T) {
 		p := startProcess(t, nil, "alpha")
 		p.send(call("die", `{"code":5}`))
 		p.wants("exit status 5")
 	})
-	t.Run("SIGTERM ends it", func(t *testing.T) {
+	t.Run("SIGTERM ends the process", func(t *testing.T) {
 		log := filepath.Join(t.TempDir(), "log")
 		t.Setenv("DS_LOG", log)
 		p := startProcess(t, nil, "alpha")
@@ -639,7 +644,7 @@ func TestChildProcess(t *testing.T) {
 		p.wants("signal: terminated")
 		waitForLog(t, log, fmt.Sprintf(`{"pid":%d,"id":"alpha","event":"term"}`, p.cmd.Process.Pid))
 	})
-	t.Run("with ignore-term nothing but SIGKILL does", func(t *testing.T) {
+	t.Run("only SIGKILL ends the process with ignore-term", func(t *testing.T) {
 		log := filepath.Join(t.TempDir(), "log")
 		t.Setenv("DS_LOG", log)
 		p := startProcess(t, nil, "alpha", "--ignore-term")
@@ -648,11 +653,11 @@ func TestChildProcess(t *testing.T) {
 		p.in.Close()
 		waitForLog(t, log, fmt.Sprintf(`{"pid":%d,"id":"alpha","event":"eof"}`, p.cmd.Process.Pid))
 		p.signal(syscall.SIGTERM)
-		p.signal(syscall.Signal(0)) // it is still there
+		p.signal(syscall.Signal(0)) // the process still runs
 		p.signal(syscall.SIGKILL)
 		p.wants("signal: killed")
 	})
-	t.Run("spawn starts a process that SIGTERM ends unless it is stubborn", func(t *testing.T) {
+	t.Run("SIGTERM ends a spawned process unless it is stubborn", func(t *testing.T) {
 		p := startProcess(t, nil, "alpha", "--ignore-term")
 		var pids []int
 		for _, stubborn := range []bool{true, false} {
@@ -671,11 +676,11 @@ func TestChildProcess(t *testing.T) {
 		}
 		await.Until(
 			t,
-			"the other one, which got SIGTERM later, is gone",
+			"the other process ends",
 			func() bool { return syscall.Kill(pids[1], syscall.Signal(0)) != nil },
 		)
 		if err := syscall.Kill(pids[0], syscall.Signal(0)); err != nil {
-			t.Errorf("the stubborn one is gone: %v", err)
+			t.Errorf("the stubborn process ended: %v", err)
 		}
 	})
 }
@@ -688,11 +693,11 @@ func quote(s string) string {
 	return strings.TrimSpace(b.String())
 }
 
-// childClient is the other side of a child.
+// childClient is the client of a child.
 type childClient struct {
 	t     *testing.T
 	in    io.WriteCloser
-	lines chan string // what the child writes, and then how it ended
+	lines chan string // output of the child, then its exit status
 }
 
 // startChild runs a child in this process.
@@ -741,7 +746,7 @@ func (c *childClient) next() string {
 	case line := <-c.lines:
 		return line
 	case <-time.After(await.Patience):
-		c.t.Fatal("the child is silent")
+		c.t.Fatal("timeout waiting for the child")
 		return ""
 	}
 }
@@ -760,20 +765,20 @@ func (c *childClient) decode(v any) {
 	}
 }
 
-// endsWith closes stdin, after which there shall be nothing but the exit code.
+// endsWith closes stdin and checks that the child exits without further output.
 func (c *childClient) endsWith(exit int) {
 	c.t.Helper()
 	c.in.Close()
 	c.wants(fmt.Sprintf("exit status %d", exit))
 }
 
-// childProcess is a child that is a process.
+// childProcess is a child in its own process.
 type childProcess struct {
 	*childClient
 	cmd *exec.Cmd
 }
 
-// startProcess starts a child that is initialized, and ends it with the test.
+// startProcess starts an initialized child process, which ends with the test.
 func startProcess(t *testing.T, set func(*exec.Cmd), args ...string) *childProcess {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], append([]string{"ds"}, args...)...)
@@ -804,7 +809,7 @@ func startProcess(t *testing.T, set func(*exec.Cmd), args ...string) *childProce
 	return &childProcess{c, cmd}
 }
 
-// text is the text in the result of a call.
+// text returns the text in the result of a call.
 func (p *childProcess) text(call string) string {
 	p.t.Helper()
 	p.send(call)
@@ -833,7 +838,7 @@ func waitForLog(t *testing.T, name, line string) {
 	var log []byte
 	defer func() {
 		if t.Failed() {
-			t.Logf("the log:\n%s", log)
+			t.Logf("log:\n%s", log)
 		}
 	}()
 	await.Until(t, line+" in the log", func() bool {

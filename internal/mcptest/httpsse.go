@@ -11,9 +11,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// HTTPSSE serves a Streamable HTTP server over HTTP+SSE, the transport of the first revision of the protocol:
-// /sse is an event stream for each session, /message receives its messages. A message is accepted when the
-// server begins to respond, which is later than with most servers.
+// HTTPSSE serves a Streamable HTTP server over HTTP+SSE, the transport of the first revision of the
+// protocol: /sse is an event stream for each session, /message receives its messages. A message is
+// accepted when the server begins to respond, which is later than with most servers.
 type HTTPSSE struct {
 	Server http.Handler
 
@@ -29,11 +29,11 @@ type sseSession struct {
 	end    context.CancelFunc
 
 	mu      sync.Mutex
-	w       http.ResponseWriter // nil after the end
+	w       http.ResponseWriter // nil once the stream has ended
 	session string              // session ID at the server
 }
 
-// Open returns how many streams are open, and how many have been opened in all.
+// Open returns how many streams are open now, and how many have ever been opened.
 func (h *HTTPSSE) Open() (now, ever int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -62,7 +62,7 @@ func (h *HTTPSSE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "Session not found", http.StatusNotFound)
 			return
 		}
-		s.take(w, r)
+		s.servePost(w, r)
 	default:
 		http.NotFound(w, r)
 	}
@@ -92,11 +92,11 @@ func (h *HTTPSSE) stream(w http.ResponseWriter, r *http.Request) {
 	s.w = nil
 }
 
-// take handles a message.
-func (s *sseSession) take(w http.ResponseWriter, r *http.Request) {
+// servePost handles a POST of a message.
+func (s *sseSession) servePost(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	status := make(chan int, 1)
-	go s.ask(http.MethodPost, r.Header, body, status)
+	go s.forward(http.MethodPost, r.Header, body, status)
 	select {
 	case code := <-status:
 		w.WriteHeader(code)
@@ -104,9 +104,9 @@ func (s *sseSession) take(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ask forwards a request to the server, and sends its messages on the stream. It returns the status for the
-// POST.
-func (s *sseSession) ask(method string, header http.Header, body []byte, status chan<- int) {
+// forward forwards a request to the server, and sends the messages of its response on the stream.
+// It sends the status for the POST to status.
+func (s *sseSession) forward(method string, header http.Header, body []byte, status chan<- int) {
 	r, _ := http.NewRequestWithContext(s.life, method, "/mcp", bytes.NewReader(body))
 	r.Header = header.Clone()
 	r.Header.Set("Accept", "application/json, text/event-stream")
@@ -117,8 +117,8 @@ func (s *sseSession) ask(method string, header http.Header, body []byte, status 
 	s.mu.Unlock()
 	w := new(streamable.Reader)
 	w.OnHeader = func(code int) bool {
-		if id := w.Header().Get("Mcp-Session-Id"); id != "" && s.begin(id) {
-			go s.ask(http.MethodGet, header, nil, make(chan int, 1))
+		if id := w.Header().Get("Mcp-Session-Id"); id != "" && s.setSession(id) {
+			go s.forward(http.MethodGet, header, nil, make(chan int, 1))
 		}
 		if code == http.StatusOK {
 			code = http.StatusAccepted
@@ -136,8 +136,8 @@ func (s *sseSession) ask(method string, header http.Header, body []byte, status 
 	_ = w.Close()
 }
 
-// begin notes the session of the server. It reports whether it is the first one.
-func (s *sseSession) begin(id string) bool {
+// setSession sets the session ID at the server. It reports whether it is the first one.
+func (s *sseSession) setSession(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := s.session == ""

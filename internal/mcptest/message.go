@@ -36,8 +36,8 @@ type textContent struct {
 
 func newText(text string) textContent { return textContent{Type: "text", Text: text} }
 
-// readMessage returns the message in body. It refuses batches, which only revision 2025-03-26 of the legacy era
-// has.
+// readMessage returns the message in body. It refuses batches, which only revision 2025-03-26 of
+// the legacy era has.
 func readMessage(body []byte) (message, *rpcError) {
 	var m message
 	if !json.Valid(body) {
@@ -64,8 +64,8 @@ func refuse(w http.ResponseWriter, status int, id json.RawMessage, failure *rpcE
 	writeJSON(w, status, errorReply(id, failure))
 }
 
-// message is a message of a client: a request, a notification (no id) or a response to a server request (no
-// method).
+// message is a message of a client: a request, a notification (no id) or a response to a server
+// request (no method).
 type message struct {
 	JSONRPC string          `json:"jsonrpc"`
 	ID      json.RawMessage `json:"id"`
@@ -111,8 +111,8 @@ func methodNotFound(method string) *rpcError {
 	return &rpcError{Code: codeMethodNotFound, Message: "method not found: " + method}
 }
 
-// resultReply returns the response to a request. It joins raw parts, because json.Marshal would compact and
-// escape them.
+// resultReply returns the response to a request. It joins raw parts, because json.Marshal would
+// compact and escape them.
 func resultReply(id json.RawMessage, result []byte, resultFirst bool) []byte {
 	if id == nil {
 		id = json.RawMessage("null")
@@ -123,8 +123,8 @@ func resultReply(id json.RawMessage, result []byte, resultFirst bool) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":%s}`, id, result)
 }
 
-// outgoing returns a message of the server, with the params byte for byte. The id is "" or a member followed by
-// a comma.
+// outgoing returns a message of the server, with params unchanged. id is the member "id" followed
+// by a comma, or "" for a notification.
 func outgoing(id, method string, params json.RawMessage) []byte {
 	if params != nil {
 		params = slices.Concat([]byte(`,"params":`), params)
@@ -145,8 +145,8 @@ func encode(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// writeJSON sends body whole. It sets the length itself, because net/http does so only for bodies that fit its
-// buffer.
+// writeJSON sends a whole body. It sets the length, because net/http does so only for bodies that
+// fit into its buffer.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -154,7 +154,8 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(body)
 }
 
-// startEvents begins an event stream. It asks proxies not to buffer the stream, as nginx does by default.
+// startEvents begins an event stream. It asks proxies not to buffer the stream, as nginx does by
+// default.
 func startEvents(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")
@@ -162,8 +163,7 @@ func startEvents(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// writeEvent sends one event and flushes it. The data must be free of line
-// breaks, which compact JSON is.
+// writeEvent sends one event and flushes it. The data must have no line breaks, as compact JSON.
 func writeEvent(w http.ResponseWriter, data []byte) {
 	_, _ = fmt.Fprintf(w, "event: message\ndata: %s\n\n", data)
 	_ = http.NewResponseController(w).Flush()

@@ -11,22 +11,25 @@ import (
 	"sync"
 )
 
-// Remote is an MCP server over Streamable HTTP for one or both eras. It is strict about the protocol: sessions
-// and their versions in the legacy era, _meta and the headers that repeat the body in the modern one. It records
-// all messages.
+// Remote is an MCP server over Streamable HTTP for one or both eras. It is strict about the
+// protocol: sessions and their versions in the legacy era, _meta and the headers that repeat the
+// body in the modern one. It records all messages.
 //
-// Its tools are echo, ask, ask-all, hang, progress, fail, change, touch and link,
-// which [toolsNamed] describes. Its prompt is p, its resource <name>:///data, its
-// template <name>:///{name}. With the argument ask, the prompt sends a roots request first, and so does the
+// Its tools are echo, ask, ask-all, hang, progress, fail, change, touch and link, which
+// [toolsNamed] describes. Its prompt is p, its resource <name>:///data, its template
+// <name>:///{name}. With the argument ask, the prompt sends a roots request first, and so does the
 // resource <name>:///asking.
 //
-// A legacy request ends when a notification cancels it, even if the client disconnects before; a modern request
-// ends when the client disconnects.
+// A legacy request ends when a notification cancels it, even if the client disconnects before; a
+// modern request ends when the client disconnects.
 type Remote struct {
 	Name           string
 	Legacy, Modern bool
-	Primes         bool // knows of the legacy era 2025-11-25 alone, and its event streams begin with an empty event
-	Forgetful      bool // writes nothing down
+	Forgetful      bool // does not record messages
+
+	// Primes limits the legacy era to revision 2025-11-25, and begins event streams with an empty
+	// event, which clients can resume.
+	Primes bool
 
 	start sync.Once
 	server
@@ -55,9 +58,9 @@ func (s *Remote) Close() {
 	s.end(errCancelled)
 }
 
-// A RemoteMessage is a message that a Remote has received, or an event: "hanging", "hung up" and "cancelled",
-// with the method and the id of the request. The stream of a session is the event "stream", its end "session
-// ended".
+// A RemoteMessage is a message that a Remote has received, or an event: "hanging", "hung up" and
+// "cancelled", with the method and the id of the request. The stream of a session is the event
+// "stream", its end "session ended".
 type RemoteMessage struct {
 	Event   string
 	Method  string
@@ -86,7 +89,7 @@ func (s *Remote) Forget() {
 	clear(s.sessions)
 }
 
-// Become changes the eras of the server, as an upgrade does.
+// Become changes the eras of the server and drops its sessions, as an upgrade does.
 func (s *Remote) Become(legacy, modern bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,14 +97,14 @@ func (s *Remote) Become(legacy, modern bool) {
 	clear(s.sessions)
 }
 
-// speaks returns the eras of the server.
-func (s *Remote) speaks() (legacy, modern bool) {
+// eras returns the eras of the server.
+func (s *Remote) eras() (legacy, modern bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.Legacy, s.Modern
 }
 
-func (s *Remote) note(m RemoteMessage) {
+func (s *Remote) record(m RemoteMessage) {
 	if s.Forgetful {
 		return
 	}
@@ -114,7 +117,7 @@ func (s *Remote) note(m RemoteMessage) {
 func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.ready()
 	version := r.Header.Get("Mcp-Protocol-Version")
-	legacy, modern := s.speaks()
+	legacy, modern := s.eras()
 	if r.Method != http.MethodPost {
 		if !legacy || version == modernVersion {
 			w.Header().Set("Allow", http.MethodPost)
@@ -130,15 +133,13 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
-	s.note(
-		RemoteMessage{
-			Method:  m.Method,
-			ID:      string(m.ID),
-			Session: r.Header.Get("Mcp-Session-Id"),
-			Header:  r.Header.Clone(),
-			Body:    string(body),
-		},
-	)
+	s.record(RemoteMessage{
+		Method:  m.Method,
+		ID:      string(m.ID),
+		Session: r.Header.Get("Mcp-Session-Id"),
+		Header:  r.Header.Clone(),
+		Body:    string(body),
+	})
 	var handshakes []string
 	switch {
 	case legacy && s.Primes:
@@ -164,7 +165,7 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serveSession serves GET and DELETE.
 func (s *Remote) serveSession(w http.ResponseWriter, r *http.Request) {
-	session := s.find(w, r)
+	session := s.findSession(w, r)
 	if session == nil {
 		return
 	}
@@ -172,7 +173,7 @@ func (s *Remote) serveSession(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		delete(s.sessions, session.id)
 		s.mu.Unlock()
-		s.note(RemoteMessage{Event: "session ended", Session: session.id})
+		s.record(RemoteMessage{Event: "session ended", Session: session.id})
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
@@ -187,7 +188,7 @@ func (s *Remote) serveSession(w http.ResponseWriter, r *http.Request) {
 	session.mu.Unlock()
 	startEvents(w)
 	_ = http.NewResponseController(w).Flush()
-	s.note(RemoteMessage{Event: "stream", Session: session.id})
+	s.record(RemoteMessage{Event: "stream", Session: session.id})
 	for {
 		select {
 		case message := <-messages:
@@ -201,21 +202,17 @@ func (s *Remote) serveSession(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find returns the session of a request, or responds that there is none.
-func (s *Remote) find(w http.ResponseWriter, r *http.Request) *session {
+// findSession returns the session of a request. If there is none, it responds with the error and
+// returns nil.
+func (s *Remote) findSession(w http.ResponseWriter, r *http.Request) *session {
 	id := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
 	session := s.sessions[id]
 	s.mu.Unlock()
 	switch version := r.Header.Get("Mcp-Protocol-Version"); {
 	case id == "":
-		refuse(
-			w,
-			http.StatusBadRequest,
-			nil,
-			&rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is " +
-				"required"},
-		)
+		refuse(w, http.StatusBadRequest, nil,
+			&rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is required"})
 		return nil
 	case session == nil:
 		refuse(w, http.StatusNotFound, nil, &rpcError{Code: -32001, Message: "Session not found"})
@@ -246,7 +243,7 @@ func (x *remoteRequest) serveLegacy(c *call) {
 		x.remote.sessions[session.id] = session
 		x.remote.mu.Unlock()
 		x.w.Header().Set("Mcp-Session-Id", session.id)
-	} else if session = x.remote.find(x.w, x.r); session == nil {
+	} else if session = x.remote.findSession(x.w, x.r); session == nil {
 		return
 	}
 	if c.Method == "" || c.ID == nil {
@@ -342,7 +339,7 @@ func (x *remoteRequest) finish(raw []byte, failure *rpcError) {
 
 // event implements wire.
 func (x *remoteRequest) event(m message, event string) {
-	x.remote.note(RemoteMessage{Event: event, Method: m.Method, ID: string(m.ID)})
+	x.remote.record(RemoteMessage{Event: event, Method: m.Method, ID: string(m.ID)})
 }
 
 // Interface guard

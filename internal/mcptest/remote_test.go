@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// postTo posts a message with these headers: name, value, name, value …
+// postTo posts a message with headers: names, each followed by its value.
 func postTo(t *testing.T, s *httptest.Server, message string, headers ...string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.URL, strings.NewReader(message))
@@ -61,9 +61,9 @@ func TestRemoteSessions(t *testing.T) {
 		{"a request of another session is refused", call("echo", `{}`), []string{"Mcp-Session-Id", "x"}, 404, "-32001"},
 		{"a request of another version is refused", call("echo", `{}`), []string{"Mcp-Session-Id", session,
 			"Mcp-Protocol-Version", "2025-11-25"}, 400, "-32000"},
-		{"a request of the other era is refused", modernCall("echo"), []string{"Mcp-Protocol-Version", "2026-07-28"}, 400,
+		{"a modern request is refused", modernCall("echo"), []string{"Mcp-Protocol-Version", "2026-07-28"}, 400,
 			"-32000"},
-		{"a child's tool is unknown", call("die", `{}`), []string{"Mcp-Session-Id", session}, 200, "Unknown tool: die"},
+		{"a tool of RunChild is unknown", call("die", `{}`), []string{"Mcp-Session-Id", session}, 200, "Unknown tool: die"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status ||
@@ -75,11 +75,11 @@ func TestRemoteSessions(t *testing.T) {
 	}
 	remote.Forget()
 	if res, body := postTo(t, s, call("echo", `{}`), "Mcp-Session-Id", session); res.StatusCode != 404 {
-		t.Errorf("a session that was forgotten: %d %s", res.StatusCode, body)
+		t.Errorf("after Forget: %d %s", res.StatusCode, body)
 	}
 	if seen := remote.Seen("notifications/initialized"); len(seen) != 1 || seen[0].Session != session ||
 		seen[0].Body != ready {
-		t.Errorf("seen %v", seen)
+		t.Errorf("got %v", seen)
 	}
 }
 
@@ -102,14 +102,14 @@ func TestRemoteChecksHeaders(t *testing.T) {
 		{"a name in base64", modernCall("echo"), headers("=?base64?ZWNobw==?="), 200, `"resultType":"complete"`},
 		{"no version", modernCall("echo"), nil, 400, "header mismatch"},
 		{"another name", modernCall("echo"), headers("ask"), 400, "header mismatch: Mcp-Name"},
-		{"an argument that is only in a header", modernCall("echo"), headers("echo", "Mcp-Param-Region", "x"), 400,
+		{"a header without its argument", modernCall("echo"), headers("echo", "Mcp-Param-Region", "x"), 400,
 			"header mismatch: Mcp-Param-Region"},
 		{"no capabilities", strings.Replace(modernCall("echo"), `"io.modelcontextprotocol/clientCapabilities":{}`, `"x":1`,
 			1), headers("echo"), 400, "-32602"},
 		{"an unknown method", strings.Replace(modernCall("echo"), "tools/call", "x", 1), headers("", "Mcp-Method", "x"), 404,
 			"-32601"},
-		{"a request of the other era", handshake, nil, 400, `"supported":["2026-07-28"]`},
-		{"answers without the state", strings.Replace(modernCall("ask-all"), `"name"`, `"inputResponses":{},"name"`, 1),
+		{"a legacy request", handshake, nil, 400, `"supported":["2026-07-28"]`},
+		{"responses without the state", strings.Replace(modernCall("ask-all"), `"name"`, `"inputResponses":{},"name"`, 1),
 			headers("ask-all"), 200, "requestState is not of this server"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

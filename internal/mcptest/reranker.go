@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Reranker is a fake reranker: a model that scores the relevance of documents to a query. The path selects its
-// behavior:
+// Reranker is a fake reranker: a model that scores the relevance of documents to a query. The path
+// selects its behavior:
 //
 //	/ok                   {"scores":[…]}, 0.9 for documents with "keep" in them and
 //	                      0.1 for others, as everywhere below
@@ -32,22 +32,22 @@ import (
 //	/slowbody             the first half of the scores, then nothing
 //	/hang                 nothing
 //
-// A request that is not a valid reranker request gets status 422, another path 404. The last two wait until the
-// client disconnects or the server is closed.
+// A request that is not a valid reranker request gets status 422, another path 404. The last two
+// wait until the client disconnects or the server is closed.
 //
-// Last, Count and Requests return the received requests; so do /__last and /__count for other processes, as
-// with [Stub].
+// Last, Count and Requests return the received requests; so do /__last and /__count for other
+// processes, as with [Stub].
 //
-// The zero value is ready for use. Like Stub it reads bodies of any size, so it must not be reachable from other
-// machines.
+// The zero value is ready for use. Like Stub it reads bodies of any size, so it must not be
+// reachable from other machines.
 type Reranker struct{ recorder }
 
-// ServeHTTP responds as the path says.
+// ServeHTTP responds as the path selects.
 func (rr *Reranker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if rr.tell(w, r) {
+	if rr.serveRecorded(w, r) {
 		return
 	}
-	body := rr.record(r, keptRequests)
+	body := rr.record(r, maxRecorded)
 	name := strings.TrimPrefix(r.URL.Path, "/")
 	if status, err := strconv.Atoi(name); err == nil && status >= 200 && status <= 599 {
 		sendStatus(w, status)
@@ -58,7 +58,7 @@ func (rr *Reranker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		sendStatus(w, http.StatusUnprocessableEntity)
 		return
 	}
-	rr.obey(w, r, name, documents)
+	rr.respond(w, r, name, documents)
 }
 
 // sendStatus responds with a status.
@@ -73,7 +73,8 @@ func sendStatus(w http.ResponseWriter, status int) {
 	writeJSON(w, status, encode(map[string]string{"detail": http.StatusText(status)}))
 }
 
-// readDocuments returns the documents of a request with queries, or with a query.
+// readDocuments returns the documents of a request with one query: in query if single, else in
+// queries.
 func readDocuments(body []byte, single bool) (documents []string, ok bool) {
 	var request struct {
 		Query     *string  `json:"query"`
@@ -89,21 +90,21 @@ func readDocuments(body []byte, single bool) (documents []string, ok bool) {
 	return request.Documents, len(request.Queries) == 1
 }
 
-// obey responds to a request for scores.
-func (rr *Reranker) obey(w http.ResponseWriter, r *http.Request, name string, documents []string) {
-	list := encode(kept(documents))
+// respond responds to a request for scores.
+func (rr *Reranker) respond(w http.ResponseWriter, r *http.Request, name string, documents []string) {
+	list := encode(keepScores(documents))
 	scores := fmt.Appendf(nil, `{"scores":%s}`, list)
 	switch name {
 	case "ok":
 		writeJSON(w, http.StatusOK, scores)
 	case "desc":
-		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"scores":%s}`, encode(falling(len(documents)))))
+		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"scores":%s}`, encode(descendingScores(len(documents)))))
 	case "list":
 		writeJSON(w, http.StatusOK, list)
 	case "deep":
 		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"data":%s}`, scores))
 	case "short":
-		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"scores":%s}`, encode(kept(documents[:(len(documents)+1)/2]))))
+		writeJSON(w, http.StatusOK, fmt.Appendf(nil, `{"scores":%s}`, encode(keepScores(documents[:(len(documents)+1)/2]))))
 	case "idx":
 		writeJSON(w, http.StatusOK, ranked(documents, "score"))
 	case "cohere":
@@ -126,17 +127,17 @@ func (rr *Reranker) obey(w http.ResponseWriter, r *http.Request, name string, do
 		_, _ = w.Write(scores[:len(scores)/2])
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // the length would not be right
+		panic(http.ErrAbortHandler) // the body is shorter than its length
 	case "hang":
 		<-r.Context().Done()
-		panic(http.ErrAbortHandler) // else it would be an answer
+		panic(http.ErrAbortHandler) // returning would send a response
 	default:
 		sendStatus(w, http.StatusNotFound)
 	}
 }
 
-// kept scores documents by whether they contain "keep".
-func kept(documents []string) []float64 {
+// keepScores scores documents by whether they contain "keep".
+func keepScores(documents []string) []float64 {
 	scores := make([]float64, len(documents))
 	for i, document := range documents {
 		scores[i] = 0.1
@@ -147,8 +148,8 @@ func kept(documents []string) []float64 {
 	return scores
 }
 
-// falling returns n scores between 1 and 0, each less than the one before.
-func falling(n int) []float64 {
+// descendingScores returns n scores between 1 and 0, each less than the one before.
+func descendingScores(n int) []float64 {
 	scores := make([]float64, n)
 	for i := range scores {
 		scores[i] = 1 - float64(i)/float64(n)
@@ -158,7 +159,7 @@ func falling(n int) []float64 {
 
 // ranked returns a response with the documents sorted by score.
 func ranked(documents []string, member string) []byte {
-	scores := kept(documents)
+	scores := keepScores(documents)
 	order := make([]int, len(scores))
 	for i := range order {
 		order[i] = i
@@ -175,7 +176,7 @@ func ranked(documents []string, member string) []byte {
 func breakOff(w http.ResponseWriter, body []byte) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // as close as HTTP/2 comes to it
+		panic(http.ErrAbortHandler) // HTTP/2 has no connection to reset
 	}
 	_, _ = fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
 		len(body), body[:len(body)/2])

@@ -29,10 +29,10 @@ func TestRerankerAnswers(t *testing.T) { // W1
 		status  int    // default 200
 		want    string
 	}{
-		{name: "documents to keep score high", path: "/ok", want: `{"scores":` + kept + `}`},
-		{name: "scores fall", path: "/desc", want: `{"scores":[1,0.75,0.5,0.25]}`},
+		{name: "high scores for documents to keep", path: "/ok", want: `{"scores":` + kept + `}`},
+		{name: "descending scores", path: "/desc", want: `{"scores":[1,0.75,0.5,0.25]}`},
 		{name: "a bare list", path: "/list", want: kept},
-		{name: "one level deeper", path: "/deep", want: `{"data":{"scores":` + kept + `}}`},
+		{name: "a nested list", path: "/deep", want: `{"data":{"scores":` + kept + `}}`},
 		{name: "half of the scores", path: "/short", want: `{"scores":[0.1,0.9]}`},
 		{
 			name:    "half of an odd number",
@@ -46,42 +46,42 @@ func TestRerankerAnswers(t *testing.T) { // W1
 				`"score":0.1}]}`,
 		},
 		{
-			name: "Cohere's form", path: "/cohere", request: cohereRequest,
+			name: "Cohere's format", path: "/cohere", request: cohereRequest,
 			want: `{"results":[{"index":1,"relevance_score":0.9},{"index":0,"relevance_score":0.1},{"index":2,` +
 				`"relevance_score":0.1},{"index":3,"relevance_score":0.1}]}`,
 		},
 		{name: "no scores", path: "/empty", want: `{"scores":[]}`},
-		{name: "scores that are no JSON", path: "/nan", want: `{"scores":[NaN,NaN,NaN,NaN]}`},
-		{name: "no JSON", path: "/text", want: "the model is loading"},
+		{name: "scores that are not JSON", path: "/nan", want: `{"scores":[NaN,NaN,NaN,NaN]}`},
+		{name: "not JSON", path: "/text", want: "the model is loading"},
 		{name: "unauthorized", path: "/401", status: 401, want: `{"detail":"Unauthorized"}`},
 		{name: "too many requests", path: "/429", status: 429, want: `{"detail":"Too Many Requests"}`},
-		{name: "an error of the server", path: "/500", status: 500, want: `{"detail":"Internal Server Error"}`},
+		{name: "a server error", path: "/500", status: 500, want: `{"detail":"Internal Server Error"}`},
 		{name: "a status without a body", path: "/204", status: 204},
 		{
-			name:    "a status whatever was asked",
+			name:    "a status for an invalid request",
 			path:    "/503",
 			request: `{`,
 			status:  503,
 			want:    `{"detail":"Service Unavailable"}`,
 		},
 		{name: "another path", path: "/", status: 404, want: `{"detail":"Not Found"}`},
-		{name: "a number that is no status", path: "/42", status: 404, want: `{"detail":"Not Found"}`},
-		{name: "no JSON was sent", path: "/ok", request: `{`, status: 422, want: `{"detail":"Unprocessable Entity"}`},
+		{name: "a number that is not a status", path: "/42", status: 404, want: `{"detail":"Not Found"}`},
+		{name: "an invalid request", path: "/ok", request: `{`, status: 422, want: `{"detail":"Unprocessable Entity"}`},
 		{
-			name:    "no documents were sent",
+			name:    "a request without documents",
 			path:    "/ok",
 			request: `{"queries":["q"],"documents":[]}`,
 			status:  422,
 			want:    `{"detail":"Unprocessable Entity"}`,
 		},
 		{
-			name:    "Cohere's form where it is not understood",
+			name:    "Cohere's format at another path",
 			path:    "/ok",
 			request: cohereRequest,
 			status:  422,
 			want:    `{"detail":"Unprocessable Entity"}`,
 		},
-		{name: "the other form where Cohere's is", path: "/cohere", status: 422, want: `{"detail":"Unprocessable Entity"}`},
+		{name: "another format at Cohere's path", path: "/cohere", status: 422, want: `{"detail":"Unprocessable Entity"}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -110,20 +110,20 @@ func TestRerankerRedirects(t *testing.T) {
 	}
 }
 
-func TestRerankerSendsTooMuch(t *testing.T) {
+func TestRerankerHugeResponse(t *testing.T) {
 	got := send(t, "POST", serve(t, new(mcptest.Reranker))+"/huge", rerankRequest, nil)
 	if !strings.HasPrefix(got.body, `{"scores":[0.1,`) || len(got.body) <= 16<<20 || !json.Valid([]byte(got.body)) {
-		t.Errorf("%d bytes, %.40s", len(got.body), got.body)
+		t.Errorf("got %d bytes, %.40s", len(got.body), got.body)
 	}
 }
 
-// TestRerankerDoesNotFinish reads what comes of answers that do not come to their end.
-func TestRerankerDoesNotFinish(t *testing.T) {
+// The client reads incomplete responses.
+func TestRerankerIncompleteResponses(t *testing.T) {
 	const half = `{"scores":[0.1`
 	tests := []struct{ name, path, want string }{
-		{"a reset breaks off in the middle", "/reset", half},
-		{"a slow body stops in the middle", "/slowbody", half},
-		{"nothing comes", "/hang", ""},
+		{"a reset within the body", "/reset", half},
+		{"a stall within the body", "/slowbody", half},
+		{"no response", "/hang", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestRerankerDoesNotFinish(t *testing.T) {
 			go func() {
 				<-arrived
 				if tt.want == "" {
-					cancel() // the client goes
+					cancel() // the client disconnects
 				}
 			}()
 			transport := &http.Transport{DisableKeepAlives: true}
@@ -167,7 +167,7 @@ func TestRerankerDoesNotFinish(t *testing.T) {
 			}
 			if tt.path == "/reset" {
 				if _, err := io.ReadAll(response.Body); !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("then %v, want a reset", err)
+					t.Errorf("got %v, want a reset", err)
 				}
 			}
 			cancel()
@@ -175,7 +175,7 @@ func TestRerankerDoesNotFinish(t *testing.T) {
 		})
 	}
 
-	t.Run("a server that closes ends the waiting", func(t *testing.T) {
+	t.Run("closing the server ends waiting requests", func(t *testing.T) {
 		ended := make(chan struct{})
 		var server *httptest.Server
 		server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -206,10 +206,10 @@ func TestRerankerRecordsWhatItReceived(t *testing.T) {
 	}
 	if first := requests[0]; first.Path != "/ok" || first.Body != rerankRequest ||
 		first.Headers.Get("Authorization") != "Bearer a" {
-		t.Errorf("first %+v", first)
+		t.Errorf("first request is %+v", first)
 	}
 	if last := reranker.Last(); !reflect.DeepEqual(last, requests[1]) || last.Body != "x" {
-		t.Errorf("last %+v", last)
+		t.Errorf("last request is %+v", last)
 	}
 	var remote mcptest.Request
 	if err := json.Unmarshal([]byte(send(t, "GET", url+"/__last", "", nil).body), &remote); err != nil ||

@@ -12,9 +12,9 @@ import (
 	"sync"
 )
 
-// Script is an MCP server over Streamable HTTP that responds as a test says, well or badly. It records every
-// request. Unlike [Remote], which checks sessions, versions and headers, Script accepts any message, so it works
-// behind every endpoint of a gateway.
+// Script is an MCP server over Streamable HTTP whose responses, valid or not, a test writes. It
+// records every request. Unlike [Remote], which checks sessions, versions and headers, Script
+// accepts any message, so it works behind every endpoint of a gateway.
 //
 // Set the fields before the first request, and later in [Script.Change].
 type Script struct {
@@ -35,8 +35,8 @@ type Script struct {
 	Templates   []string // URI templates
 	Completions []string // values of every completion, after "complete"
 
-	// Replies are the members of responses, such as "result":{}, by method or tool name. By default a call
-	// returns its params as text.
+	// Replies are the members of responses, such as "result":{}, by method or tool name. By default a
+	// call returns its params as text.
 	Replies map[string]string
 
 	// Before are messages before the response to a call. They make it an event stream.
@@ -59,7 +59,8 @@ type Received struct {
 	HTTP *http.Request
 	Body string
 
-	// Method of the message, "answer" for a response, and the HTTP method of a request that is not a POST.
+	// Method is the method of the message, "answer" for a response, or the HTTP method of a request
+	// that is not a POST.
 	Method                    string
 	ID, Params, Result, Error json.RawMessage
 }
@@ -100,7 +101,7 @@ func (r *Received) Message(members string) string {
 	return `{"jsonrpc":"2.0","id":` + string(r.ID) + `,` + members + `}`
 }
 
-// Answer responds to the request with these members, as JSON.
+// Answer sends the response to the request with these members, as JSON.
 func (r *Received) Answer(w http.ResponseWriter, members string) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, r.Message(members))
@@ -219,7 +220,8 @@ func (s *Script) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Answer responds to a request as the fields say. It is for handlers that add to that.
+// Answer responds to a request as the fields say. A Handle function calls it to add something
+// before or after.
 func (s *Script) Answer(w http.ResponseWriter, r *Received) {
 	if r.Method == "initialize" && !s.Sessionless {
 		session := "session-" + rand.Text()
@@ -246,7 +248,7 @@ func (s *Script) Answer(w http.ResponseWriter, r *Received) {
 	r.Stream(w, append(slices.Clone(before), r.Message(members))...)
 }
 
-// members returns the members of the response, with those that the modern era adds.
+// members returns the members of the response, including those that only the modern era has.
 func (s *Script) members(r *Received) string {
 	members := s.Replies[r.Method]
 	if reply, ok := s.Replies[r.Tool()]; ok && r.Method == "tools/call" {

@@ -15,7 +15,7 @@ func startScript(t *testing.T, script *mcptest.Script) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(script)
 	t.Cleanup(func() {
-		s.CloseClientConnections() // else Close waits for streams
+		s.CloseClientConnections() // otherwise Close waits for streams
 		s.Close()
 	})
 	return s
@@ -44,12 +44,12 @@ func TestScriptAnswers(t *testing.T) {
 		{"a reply by tool", &mcptest.Script{Replies: map[string]string{"echo": mcptest.Text("x"),
 			"tools/call": `"result":{}`}}, call("echo", `{}`), nil, 200, `"text":"x"`},
 		{"events", &mcptest.Script{Events: true}, list, nil, 200, "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,"},
-		{"messages before the answer", &mcptest.Script{Before: []string{`{"method":"x"}`}}, call("echo", `{}`), nil, 200,
+		{"messages before the response", &mcptest.Script{Before: []string{`{"method":"x"}`}}, call("echo", `{}`), nil, 200,
 			"data: {\"method\":\"x\"}\n\nevent: message\ndata: {\"jsonrpc\""},
-		{"a handshake of the legacy era", &mcptest.Script{Capabilities: `{"tools":{}}`}, handshake, nil, 200,
+		{"a legacy handshake", &mcptest.Script{Capabilities: `{"tools":{}}`}, handshake, nil, 200,
 			`"protocolVersion":"2025-11-25","capabilities":{"tools":{}}`},
-		{"a result of the modern era", &mcptest.Script{}, modernCall("echo"), modern, 200, `"resultType":"complete"`},
-		{"no discovery in the legacy era", &mcptest.Script{Legacy: true}, strings.Replace(list, "tools/list",
+		{"a modern result", &mcptest.Script{}, modernCall("echo"), modern, 200, `"resultType":"complete"`},
+		{"no discovery for a legacy server", &mcptest.Script{Legacy: true}, strings.Replace(list, "tools/list",
 			"server/discover", 1), nil, 200, "-32601"},
 		{"no session", &mcptest.Script{Sessions: true}, list, nil, 400, ""},
 		{"an unknown session", &mcptest.Script{Sessions: true}, list, []string{"Mcp-Session-Id", "x"}, 404, ""},
@@ -68,13 +68,13 @@ func TestScriptAnswers(t *testing.T) {
 	}
 }
 
-func TestScriptLegacyIgnoresTheModernEra(t *testing.T) {
+func TestScriptLegacyIgnoresModernHeaders(t *testing.T) {
 	s := startScript(t, &mcptest.Script{Legacy: true})
 	if _, body := postTo(t, s, modernCall("echo"), "Mcp-Protocol-Version", "2026-07-28"); !strings.Contains(
 		body,
 		`"result":{"content"`,
 	) {
-		t.Errorf("got %s, want a result of the legacy era", body)
+		t.Errorf("got %s, want a legacy result", body)
 	}
 }
 
@@ -103,7 +103,7 @@ func TestScriptSession(t *testing.T) {
 	want := "event: message\ndata: " + message + "\n\n"
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(stream.Body, got); err != nil || string(got) != want {
-		t.Errorf("heard %q, %v, want %q", got, err, want)
+		t.Errorf("got %q, %v, want %q", got, err, want)
 	}
 	stream.Body.Close()
 	await.Until(t, "the end of the stream", func() bool { return script.Listeners() == 0 })
@@ -113,7 +113,7 @@ func TestScriptSession(t *testing.T) {
 		t.Errorf("after Forget: got %d %s, want 404", res.StatusCode, body)
 	}
 	if n := script.Count("tools/call"); n != 2 {
-		t.Errorf("%d calls were received, want 2", n)
+		t.Errorf("received %d calls, want 2", n)
 	}
 }
 
@@ -143,9 +143,9 @@ func TestScriptHandle(t *testing.T) {
 	}})
 	if res, body := postTo(t, s, call("teapot", `{"a":1.0}`)); res.StatusCode != 418 ||
 		body != `{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}` {
-		t.Errorf("got %d %s, want the handler's answer", res.StatusCode, body)
+		t.Errorf("got %d %s, want the handler's response", res.StatusCode, body)
 	}
 	if res, body := postTo(t, s, call("echo", `{}`)); res.StatusCode != 200 || !strings.Contains(body, `"content"`) {
-		t.Errorf("got %d %s, want the server's answer", res.StatusCode, body)
+		t.Errorf("got %d %s, want the server's response", res.StatusCode, body)
 	}
 }

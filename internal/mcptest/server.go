@@ -37,7 +37,8 @@ const (
 	metaSubscriptionID     = "io.modelcontextprotocol/subscriptionId"
 )
 
-// server is an MCP server of both eras without a transport. [Remote] adds HTTP and [RunChild] adds stdio.
+// server is an MCP server of both eras without a transport. [Remote] adds HTTP and [RunChild] adds
+// stdio.
 type server struct {
 	name         string
 	uri          string // of its resources, with * for their names
@@ -102,8 +103,8 @@ func (s *session) revision() string {
 	return s.version
 }
 
-// tell sends a message outside of calls.
-func (s *session) tell(raw []byte) {
+// sendOnStreams sends a message on all streams of the session, outside of calls.
+func (s *session) sendOnStreams(raw []byte) {
 	s.mu.Lock()
 	streams := slices.Collect(maps.Values(s.streams))
 	s.mu.Unlock()
@@ -112,8 +113,8 @@ func (s *session) tell(raw []byte) {
 	}
 }
 
-// ask sends a request to the client. The response arrives in the channel. Ids count from 0 in each session, so
-// different sessions use the same ids.
+// ask sends a request to the client. The response arrives in the channel. Ids count from 0 in each
+// session, so different sessions use the same ids.
 func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
 	answer := make(chan message, 1)
 	s.mu.Lock()
@@ -127,9 +128,9 @@ func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
 
 // wire sends the messages of a call to its client.
 type wire interface {
-	send(raw []byte)                      // before the answer
-	finish(raw []byte, failure *rpcError) // the answer, which has the failure if there is one
-	event(m message, name string)         // "hanging", "cancelled" and "hung up", of the request m
+	send(raw []byte)                      // sends a message before the response
+	finish(raw []byte, failure *rpcError) // sends the response; failure is its error, if any
+	event(m message, name string)         // records "hanging", "cancelled" or "hung up" for the request m
 }
 
 // call is a request that is being served.
@@ -140,8 +141,8 @@ type call struct {
 	session     *session
 	handshakes  []string                   // the revisions with a handshake that the server speaks, newest first
 	meta        map[string]json.RawMessage // its params._meta
-	modern      bool                       // it is of the stateless era
-	initialized bool                       // its session was before it came
+	modern      bool                       // it is of the modern era
+	initialized bool                       // its session was initialized when it arrived
 	ctx         context.Context
 	cancel      context.CancelCauseFunc
 }
@@ -152,7 +153,7 @@ func newCall(s *server, w wire, m message, handshakes []string) *call {
 		Meta map[string]json.RawMessage `json:"_meta"`
 	}
 	if m.decodeParams(&p) != nil {
-		p.Meta = nil // for the method to refuse, if it minds
+		p.Meta = nil // the method refuses invalid params, if it reads them
 	}
 	return &call{server: s, message: m, wire: w, handshakes: handshakes, meta: p.Meta}
 }
@@ -163,8 +164,8 @@ func (c *call) version() (version string) {
 	return version
 }
 
-// begin adds the call to a session. When it returns, the next message may be handled: the request can be
-// cancelled, and requests after an initialize count as initialized.
+// begin adds the call to a session. When it returns, the next message may be handled: the request
+// can be cancelled, and requests after an initialize count as initialized.
 func (c *call) begin(parent context.Context, s *session) {
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	c.session = s
@@ -208,7 +209,7 @@ func (c *call) serve() (any, *rpcError) {
 	case c.Method == "ping":
 		return c.ping()
 	case c.Method == "server/discover":
-		return nil, methodNotFound(c.Method) // it has no meaning without _meta
+		return nil, methodNotFound(c.Method) // only the modern era has this method
 	case !c.initialized:
 		return nil, &rpcError{Code: codeInvalidRequest, Message: "not initialized"}
 	}
@@ -295,8 +296,8 @@ func (c *call) serveEither() (any, *rpcError) {
 	}
 }
 
-// answer sends the response. Results of the modern era contain their type and the server and, for lists and the
-// like, that they are stale at once.
+// answer sends the response. Results of the modern era contain their type and the server. Those
+// that clients may cache also say that they are stale at once.
 func (c *call) answer(result any, failure *rpcError) {
 	if failure != nil {
 		c.wire.finish(errorReply(c.ID, failure), failure)
@@ -353,7 +354,7 @@ func (c *call) initialize() (any, *rpcError) {
 	c.session.mu.Lock()
 	c.session.version = p.ProtocolVersion
 	c.session.mu.Unlock()
-	return c.introduce(struct {
+	return c.delayHandshake(struct {
 		ProtocolVersion string          `json:"protocolVersion"`
 		Capabilities    json.RawMessage `json:"capabilities"`
 		ServerInfo      serverInfo      `json:"serverInfo"`
@@ -361,14 +362,14 @@ func (c *call) initialize() (any, *rpcError) {
 }
 
 func (c *call) discover() (any, *rpcError) {
-	return c.introduce(struct {
+	return c.delayHandshake(struct {
 		SupportedVersions []string        `json:"supportedVersions"`
 		Capabilities      json.RawMessage `json:"capabilities"`
 	}{append([]string{modernVersion}, c.handshakes...), c.capabilities})
 }
 
-// introduce returns the result, after the delay that the flags set.
-func (c *call) introduce(result any) (any, *rpcError) {
+// delayHandshake returns the result, after the delay that the flags set.
+func (c *call) delayHandshake(result any) (any, *rpcError) {
 	if c.flags.hangInit {
 		return c.hang()
 	}
@@ -418,7 +419,8 @@ func list(c *call, name string, items []json.RawMessage) (any, *rpcError) {
 	return result, nil
 }
 
-// cursor returns the cursor of the page that begins with an item. It is valid only for that list and server.
+// cursor returns the cursor of the page that begins with an item. It is valid only for that list
+// and server.
 func (c *call) cursor(start int) string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %s %d", c.name, c.Method, start))
 }
@@ -515,14 +517,14 @@ type inputRequest struct {
 	Params json.RawMessage `json:"params,omitempty"`
 }
 
-// inputRequired is the result of a modern request that needs responses of the client before it can go on.
+// inputRequired is the result of a modern request that continues after responses of the client.
 type inputRequired struct {
 	InputRequests map[string]inputRequest `json:"inputRequests"`
 	RequestState  string                  `json:"requestState"`
 }
 
-// ask sends the client several requests at once, in a number of rounds. It calls done with the response or, if
-// there is more than one, the list of responses.
+// ask sends server requests to the client, all at once, and again in each of several rounds. It
+// calls done with the response or, if there is more than one, the list of responses.
 func (c *call) ask(rounds int, questions []inputRequest, done func(text string) (any, *rpcError)) (any, *rpcError) {
 	if c.modern {
 		return c.askInResult(rounds, questions, done)
@@ -565,8 +567,8 @@ func (c *call) askInCall(
 	return done(joined(answers))
 }
 
-// askInResult sends server requests in a result, as in the modern era. The client repeats its request with the
-// responses and the requestState, which contains the responses of earlier rounds.
+// askInResult sends server requests in a result, as in the modern era. The client repeats its
+// request with the responses and the requestState, which contains the responses of earlier rounds.
 func (c *call) askInResult(rounds int, questions []inputRequest, done func(string) (any, *rpcError)) (any, *rpcError) {
 	var p struct {
 		InputResponses map[string]json.RawMessage
@@ -577,7 +579,7 @@ func (c *call) askInResult(rounds int, questions []inputRequest, done func(strin
 	requests, state := map[string]inputRequest{}, c.name+" asked"
 	for i, q := range questions {
 		if q.Params == nil {
-			q.Params = json.RawMessage(`{}`) // without which the Go SDK does not read it
+			q.Params = json.RawMessage(`{}`) // the Go SDK does not read requests without params
 		}
 		key := strconv.Itoa(i)
 		requests[key], state = q, state+" "+q.Method
@@ -610,8 +612,8 @@ func (c *call) askInResult(rounds int, questions []inputRequest, done func(strin
 	return inputRequired{requests, state}, nil
 }
 
-// listenFilter says which notifications a client requests. Prompts never change on this server, so they are not
-// included in the acknowledgement.
+// listenFilter says which notifications a client requests. Prompts never change on this server, so
+// they are not included in the acknowledgement.
 type listenFilter struct {
 	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
@@ -641,7 +643,8 @@ func (c *call) listen() (any, *rpcError) {
 		wants.ResourceSubscriptions = nil
 	}
 
-	// Announcements wait for the lock, so a client gets the acknowledgement first and misses nothing after it.
+	// announce waits for the lock, so a client gets the acknowledgement before any notification, and
+	// misses none after it.
 	c.mu.Lock()
 	c.listens[c] = *wants
 	c.wire.send(outgoing("", "notifications/subscriptions/acknowledged",
@@ -655,8 +658,8 @@ func (c *call) listen() (any, *rpcError) {
 	return c.hang()
 }
 
-// announce sends a change notification: untagged to sessions, and tagged to each listen that requested it. The
-// members are those of params, or none.
+// announce sends a change notification: without a tag to sessions, and with the subscription ID to
+// each listen that requested it. members are the members of params, or "".
 func (s *server) announce(method, members string, wanted func(listenFilter) bool, subscribed func(*session) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -670,7 +673,7 @@ func (s *server) announce(method, members string, wanted func(listenFilter) bool
 		tell := session.initialized && (!s.strict || subscribed(session))
 		session.mu.Unlock()
 		if tell {
-			session.tell(outgoing("", method, params))
+			session.sendOnStreams(outgoing("", method, params))
 		}
 	}
 	for l, filter := range s.listens {

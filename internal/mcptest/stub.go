@@ -18,8 +18,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
-// Stub is an upstream that does what the request says. It serves any path and HTTP method; the JSON-RPC method
-// in the body selects the response:
+// Stub is an upstream that does what the request says. It serves any path and HTTP method; the
+// JSON-RPC method in the body selects the response:
 //
 //	echo                  result = params, byte for byte
 //	big {n,c}             result = the string c (default "A") n times, with c
@@ -36,20 +36,20 @@ import (
 //	                      log notifications and, last, the response, each with a
 //	                      text of size characters (default "event 1", "event 2" …)
 //
-// Anything else gets a JSON-RPC error: -32601 for another method, -32602 for params of the wrong type, and
-// -32700 with HTTP status 400 for a body that is not a message.
+// Anything else gets a JSON-RPC error: -32601 for another method, -32602 for params of the wrong
+// type, and -32700 with HTTP status 400 for a body that is not a message.
 //
-// In raw, status defaults to 200 and ctype to application/json; ctype "" sends no Content-Type. Headers are set
-// last and replace those of the stub, including Content-Length. The length is sent unless chunked is true. With
-// gzip the body is compressed if the request's Accept-Encoding allows it; with encoding "gzip" it is always
-// compressed.
+// In raw, status defaults to 200 and ctype to application/json; ctype "" sends no Content-Type.
+// Headers are set last and replace those of the stub, including Content-Length. The length is sent
+// unless chunked is true. With gzip the body is compressed if the request's Accept-Encoding allows
+// it; with encoding "gzip" it is always compressed.
 //
-// Last and Count return what was received; so do /__last (JSON) and /__count (a number) for other processes.
-// These two paths are neither recorded nor counted. /__last is JSON text and shows bytes that are not UTF-8 as
-// U+FFFD; Last has the bytes.
+// Last and Count return what was received; so do /__last (JSON) and /__count (a number) for other
+// processes. These two paths are neither recorded nor counted. /__last is JSON text and shows bytes
+// that are not UTF-8 as U+FFFD; Last has the bytes.
 //
-// The zero value is ready for use. A Stub reads bodies of any size, so it must not be reachable from other
-// machines.
+// The zero value is ready for use. A Stub reads bodies of any size, so it must not be reachable
+// from other machines.
 type Stub struct {
 	// ResultFirst writes results as {"result":…,"jsonrpc":"2.0","id":…}, the
 	// order of the official TypeScript SDK, where the id is known only after a
@@ -72,7 +72,8 @@ type Request struct {
 	Body string `json:"body"`
 }
 
-// recorder records what a fixture receives. Requests to /__last and /__count are neither recorded nor counted.
+// recorder records what a fixture receives. Requests to /__last and /__count are neither recorded
+// nor counted.
 type recorder struct {
 	mu    sync.Mutex
 	kept  []Request // in the order of arrival
@@ -80,7 +81,7 @@ type recorder struct {
 	count int
 }
 
-// maxKeptBytes bounds the recorded bodies; the latest is kept whatever its size.
+// maxKeptBytes bounds the size of the recorded bodies. The latest one is kept whatever its size.
 const maxKeptBytes = 64 << 20
 
 // Last returns the latest request, or the zero Request before the first.
@@ -95,8 +96,8 @@ func (rec *recorder) Last() Request {
 	return last
 }
 
-// Requests returns the latest requests in the order of arrival: one for a Stub, 1000 for the others, or fewer if
-// their bodies exceed 64 MiB.
+// Requests returns the latest requests in the order of arrival: one for a Stub, 1000 for the
+// others, or fewer if their bodies exceed 64 MiB.
 func (rec *recorder) Requests() []Request {
 	rec.mu.Lock()
 	defer rec.mu.Unlock()
@@ -114,8 +115,8 @@ func (rec *recorder) Count() int {
 	return rec.count
 }
 
-// tell serves the two paths, and reports whether the request was for one of them.
-func (rec *recorder) tell(w http.ResponseWriter, r *http.Request) bool {
+// serveRecorded serves /__last and /__count, and reports whether the request was for one of them.
+func (rec *recorder) serveRecorded(w http.ResponseWriter, r *http.Request) bool {
 	switch r.URL.Path {
 	case "/__last":
 		writeJSON(w, http.StatusOK, encode(rec.Last()))
@@ -127,8 +128,8 @@ func (rec *recorder) tell(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// record records the request, drops the oldest if there are more than keep, and returns the body. A body that
-// ends early is recorded as far as it was received.
+// record records the request, drops the oldest if there are more than keep, and returns the body. A
+// body that ends early is recorded as far as it was received.
 func (rec *recorder) record(r *http.Request, keep int) []byte {
 	body, _ := io.ReadAll(r.Body)
 	headers := r.Header.Clone()
@@ -151,7 +152,7 @@ func (rec *recorder) record(r *http.Request, keep int) []byte {
 
 // ServeHTTP responds as the request says.
 func (s *Stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if s.tell(w, r) {
+	if s.serveRecorded(w, r) {
 		return
 	}
 
@@ -162,13 +163,13 @@ func (s *Stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
-	if failure := s.obey(w, r, m); failure != nil {
+	if failure := s.respond(w, r, m); failure != nil {
 		refuse(w, http.StatusOK, m.ID, failure)
 	}
 }
 
-// obey responds to m, or returns the error to respond with.
-func (s *Stub) obey(w http.ResponseWriter, r *http.Request, m message) *rpcError {
+// respond responds to m, or returns the error to respond with.
+func (s *Stub) respond(w http.ResponseWriter, r *http.Request, m message) *rpcError {
 	switch m.Method {
 	case "echo":
 		result := m.Params
@@ -313,8 +314,8 @@ func (s *Stub) reset(w http.ResponseWriter, m message) *rpcError {
 	return nil
 }
 
-// abort closes conn with RST instead of FIN, so that the peer gets an error instead of an early end. It bypasses
-// TLS, which would send close_notify first.
+// abort closes conn with RST instead of FIN, so that the peer gets an error instead of a normal
+// end. It bypasses TLS, which would send close_notify first.
 func abort(conn net.Conn) {
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()

@@ -20,14 +20,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// answer is a response with its body read. For an event stream, use the body.
+// answer is a response with its body.
 type answer struct {
 	*http.Response
 	body string
 }
 
-// send sends one request over a real connection. No Accept-Encoding is added,
-// so that a compressed body is seen as it was sent.
+// send sends a request over a real connection. It adds no Accept-Encoding, so that a compressed
+// body stays compressed.
 func send(t *testing.T, method, url, body string, headers map[string]string) answer {
 	t.Helper()
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
@@ -50,7 +50,7 @@ func send(t *testing.T, method, url, body string, headers map[string]string) ans
 	return answer{res, string(got)}
 }
 
-// call is the request for a tool, with id 1.
+// call returns the request of a tool, with id 1.
 func call(name, arguments string) string {
 	return fmt.Sprintf(
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`,
@@ -82,7 +82,7 @@ func TestStubReplies(t *testing.T) {
 			want:   `{"jsonrpc":"2.0","id":1,"result":{ "b":1.0e2, "a":"\u00e9<&>\/", "a":12345678901234567890 }}`,
 		},
 		{
-			name:    "the id comes back as it was written",
+			name:    "the id is returned unchanged",
 			request: `{"id":"req-\u0031<","method":"echo","params":[]}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":"req-\u0031<","result":[]}`,
@@ -94,14 +94,14 @@ func TestStubReplies(t *testing.T) {
 			want:    `{"jsonrpc":"2.0","id":null,"result":null}`,
 		},
 		{
-			name:        "the result goes first when asked, as the TypeScript SDK does",
+			name:        "the result comes first with ResultFirst",
 			resultFirst: true,
 			request:     `{"jsonrpc":"2.0","id":7,"method":"echo","params":{"a":1}}`,
 			status:      200,
 			want:        `{"result":{"a":1},"jsonrpc":"2.0","id":7}`,
 		},
 		{
-			name:        "errors keep their order when results go first",
+			name:        "errors keep their order with ResultFirst",
 			resultFirst: true,
 			request:     `{"jsonrpc":"2.0","id":7,"method":"err","params":{"n":3}}`,
 			status:      200,
@@ -114,13 +114,13 @@ func TestStubReplies(t *testing.T) {
 			want:    `{"jsonrpc":"2.0","id":1,"result":"` + strings.Repeat("A", 10000) + `"}`,
 		},
 		{
-			name:    "big repeats any string, spelled as given",
+			name:    "big repeats any string, with its spelling",
 			request: `{"id":1,"method":"big","params":{"n":2,"c":"\ud83d\ude00é<\n"}}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":1,"result":"\ud83d\ude00é<\n\ud83d\ude00é<\n"}`,
 		},
 		{
-			name:    "big of nothing is an empty string",
+			name:    "big with n 0 is an empty string",
 			request: `{"id":1,"method":"big"}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":1,"result":""}`,
@@ -132,13 +132,13 @@ func TestStubReplies(t *testing.T) {
 			want:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"n must not be negative"}}`,
 		},
 		{
-			name:    "big refuses what is no string",
+			name:    "big refuses values that are not strings",
 			request: `{"id":1,"method":"big","params":{"n":1,"c":5}}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"c must be a string"}}`,
 		},
 		{
-			name:    "err carries data of the length asked for",
+			name:    "err has data of the requested length",
 			request: `{"id":1,"method":"err","params":{"n":10000}}`,
 			status:  200,
 			want: `{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + strings.Repeat(
@@ -148,7 +148,7 @@ func TestStubReplies(t *testing.T) {
 				`"}}`,
 		},
 		{
-			name:    "sleep answers true",
+			name:    "sleep returns true",
 			request: `{"id":1,"method":"sleep","params":{"ms":1}}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":1,"result":true}`,
@@ -160,13 +160,13 @@ func TestStubReplies(t *testing.T) {
 			want:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"method not found: nope"}}`,
 		},
 		{
-			name:    "an impossible status is refused",
+			name:    "an invalid status is refused",
 			request: `{"id":1,"method":"raw","params":{"status":42}}`,
 			status:  200,
 			want:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"status must have three digits"}}`,
 		},
 		{
-			name:    "a body that is no JSON gets 400",
+			name:    "a body that is not JSON gets 400",
 			request: `{"jsonrpc":`,
 			status:  400,
 			want:    `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error: unexpected end of JSON input"}}`,
@@ -205,24 +205,24 @@ func TestStubRaw(t *testing.T) {
 		params         string
 		status         int
 		ctype          string
-		length         int64 // -1: none stated
+		length         int64 // -1 for none
 		header         map[string]string
 		unzip          bool
 		body           string
 	}{
 		{
-			name:   "a body alone is JSON with status 200",
+			name:   "a body without settings is JSON with status 200",
 			params: `{"body":"{}"}`,
 			status: 200, ctype: "application/json", length: 2, body: "{}",
 		},
 		{
-			name:   "status, type, headers and body are sent as given",
+			name:   "status, type, headers and body are sent unchanged",
 			params: `{"status":418,"ctype":"text/html; charset=x","body":"<p>\u00e9","headers":{"ETag":"\"v1\"","X-A":"b"}}`,
 			status: 418, ctype: "text/html; charset=x", length: 5, body: "<p>é",
 			header: map[string]string{"ETag": `"v1"`, "X-A": "b"},
 		},
 		{
-			name:   "a redirect is not followed by anyone here",
+			name:   "a redirect",
 			params: `{"status":302,"headers":{"Location":"/elsewhere"}}`,
 			status: 302, ctype: "application/json", length: 0,
 			header: map[string]string{"Location": "/elsewhere"},
@@ -233,7 +233,7 @@ func TestStubRaw(t *testing.T) {
 			status: 200, ctype: "", length: 6, body: "<html>",
 		},
 		{
-			name:   "a large body has its length stated",
+			name:   "a large body has a Content-Length",
 			params: fmt.Sprintf(`{"body":%q}`, strings.Repeat("x", large)),
 			status: 200, ctype: "application/json", length: large, body: strings.Repeat("x", large),
 		},
@@ -255,7 +255,7 @@ func TestStubRaw(t *testing.T) {
 			header: map[string]string{"ETag": `"v1"`},
 		},
 		{
-			name:   "HEAD gets the headers of the body it does not get",
+			name:   "HEAD gets the headers without the body",
 			method: "HEAD",
 			params: `{"body":"12345","headers":{"ETag":"\"v1\""}}`,
 			status: 200, ctype: "application/json", length: 5,
@@ -269,7 +269,7 @@ func TestStubRaw(t *testing.T) {
 			header: map[string]string{"Content-Encoding": "gzip"},
 		},
 		{
-			name:   "gzip does nothing for a client that is silent",
+			name:   "gzip does nothing without Accept-Encoding",
 			params: `{"gzip":true,"body":"{}"}`,
 			status: 200, ctype: "application/json", length: 2, body: "{}",
 			header: map[string]string{"Content-Encoding": ""},
@@ -282,7 +282,7 @@ func TestStubRaw(t *testing.T) {
 			header: map[string]string{"Content-Encoding": ""},
 		},
 		{
-			name:           "encoding compresses whatever the client says",
+			name:           "encoding compresses for every client",
 			acceptEncoding: "identity",
 			params:         `{"encoding":"gzip","body":"{}"}`,
 			status:         200, ctype: "application/json", unzip: true, body: "{}",
@@ -367,7 +367,7 @@ func TestStubRecordsWhatItReceived(t *testing.T) {
 
 	last := stub.Last()
 	if last.Method != "POST" || last.Path != "/custom/path" || last.Body != body {
-		t.Errorf("recorded %+v", last)
+		t.Errorf("got %+v", last)
 	}
 	for name, want := range map[string]string{
 		"Mcp-Session-Id": "abc",
@@ -424,8 +424,8 @@ func TestStubReset(t *testing.T) {
 			if !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("error %v, want a connection reset", err)
 			}
-			// What the kernel still held back when the reset came is lost, but
-			// a short reply is in the first packet.
+			// Bytes that the kernel had not sent before the reset are lost, but a short response is in the
+			// first packet.
 			if len(got) == 0 || !strings.HasPrefix(whole[:len(whole)/2], string(got)) {
 				t.Errorf("got %d bytes, want a part of the first half of %d", len(got), len(whole))
 			}
@@ -464,7 +464,7 @@ func TestStubSleeps(t *testing.T) {
 	})
 }
 
-func TestStubStopsWhenTheClientHasGone(t *testing.T) {
+func TestStubStopsAfterADisconnect(t *testing.T) {
 	for name, request := range map[string]string{
 		"sleeping":       `{"id":1,"method":"sleep","params":{"ms":3600000}}`,
 		"between events": `{"id":1,"method":"sse","params":{"interval_ms":3600000}}`,
@@ -480,15 +480,14 @@ func TestStubStopsWhenTheClientHasGone(t *testing.T) {
 					t.Errorf("took %v, want 1s", took)
 				}
 				if strings.Contains(w.Body.String(), `"result"`) {
-					t.Errorf("answered %s", w.Body)
+					t.Errorf("got response %s", w.Body)
 				}
 			})
 		})
 	}
 }
 
-// flushRecorder notes when each flush came and what had been written since the
-// one before.
+// flushRecorder records the time of each flush and the bytes written since the previous one.
 type flushRecorder struct {
 	*httptest.ResponseRecorder
 	start   time.Time
@@ -526,7 +525,7 @@ func TestStubEvents(t *testing.T) {
 			offsets: []time.Duration{0, 200 * ms, 400 * ms},
 		},
 		{
-			name:    "number, interval and size as asked",
+			name:    "requested number, interval and size",
 			params:  `{"n":2,"interval_ms":1000,"size":5000}`,
 			events:  []string{notification(strings.Repeat("A", 5000)), response(strings.Repeat("A", 5000))},
 			offsets: []time.Duration{0, 1000 * ms},

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// tool is a tool of a server: its description in tools/list, and its function, which returns neither a result
-// nor an error if there is no response.
+// tool is a tool of a server: its description in tools/list, and its function, which returns
+// neither a result nor an error if there is no response.
 type tool struct {
 	Name        string          `json:"name"`
 	Description string          `json:"description"`
@@ -38,7 +38,7 @@ type toolResult struct {
 	IsError bool          `json:"isError,omitempty"`
 }
 
-func says(text string) (any, *rpcError) {
+func textResult(text string) (any, *rpcError) {
 	return toolResult{Content: []textContent{newText(text)}}, nil
 }
 
@@ -51,43 +51,43 @@ const (
 
 // toolsNamed returns the tools with these names:
 //
-//	echo                   text = the params, byte for byte; its argument region
-//	                       is one that goes into the header Mcp-Param-Region
+//	echo                   text = the params, byte for byte; clients must repeat
+//	                       the argument region in the header Mcp-Param-Region
 //	slow {ms}              "slept" after that time
 //	die {code}             exit at once
-//	hang {ask}             no answer; a question before, if ask is its method
+//	hang {ask}             no answer; first a server request, if ask is its method
 //	pid, env, cwd          text = process id, environment (JSON), directory
 //	ask {method,params,times,aside}
-//	                       ask the client, once or several times in a row; text =
-//	                       its result, or the list of its results, or its error
-//	                       (isError). In the legacy era aside has it ask on the
-//	                       streams of the session, not on that of the call
-//	ask-all {methods}      ask the client several things at the same time
+//	                       send a server request, once or several times in a row;
+//	                       text = its result, or the list of its results, or its
+//	                       error (isError). With aside, in the legacy era, it goes
+//	                       to the streams of the session, not to that of the call
+//	ask-all {methods}      send several server requests at the same time
 //	ask-roots              ask for roots/list
 //	emit {method,params}   a notification, notifications/message by default, then "emitted"
-//	progress {steps,ask}   as many notifications/progress, if there is a token; and
-//	                       as many after a question, if ask is its method
+//	progress {steps,ask}   steps notifications/progress, if there is a token; and
+//	                       as many after a server request, if ask is its method
 //	big {n,c}              text = c (default "x") n times
 //	noise {lines,text}     lines on stdout that are not JSON
 //	stderr {lines,text}    lines on stderr
-//	spawn {stubborn}       text = the id of a process that lasts five minutes and
-//	                       does not (or does, if stubborn) ignore SIGTERM
+//	spawn {stubborn}       text = the id of a process that runs for five minutes and,
+//	                       if stubborn, ignores SIGTERM
 //	late {ms}              an answer at once and another one after that time
 //	wrong-id               a response with an unknown id, then the right one
-//	half {text}            the beginning of a line on stdout without its end: later output is on the same
-//	                       line. No response
+//	half {text}            the beginning of a line on stdout without its end, so that
+//	                       later output is on the same line. No response
 //	mute                   close stdout, and keep running. No response
 //	touch {uri}            notifications/resources/updated
 //	add-tool {name,description,quiet}
-//	                       one more tool, or another description for the one of that
-//	                       name, and notifications/tools/list_changed unless quiet
+//	                       adds or replaces a tool, and sends
+//	                       notifications/tools/list_changed unless quiet
 //	fail {code,message,data}
-//	                       that error
+//	                       this error
 //	change                 notifications/tools/list_changed
 //	link                   content that links to and has a resource
 //
-// In the modern era server requests are in an input_required result, with the keys "0", "1" …, and the default of
-// emit sends nothing unless the request has a log level.
+// In the modern era server requests are in an input_required result, with the keys "0", "1" …, and
+// the default of emit sends nothing unless the request has a log level.
 func toolsNamed(names string) (named []tool) {
 	all := []tool{
 		{"echo", "Returns the params it received.", json.RawMessage(`{"type":"object","properties":{` +
@@ -98,19 +98,8 @@ func toolsNamed(names string) (named []tool) {
 		newTool("pid", "Returns the process id.", callPID),
 		newTool("env", "Returns the environment.", callEnv),
 		newTool("cwd", "Returns the working directory.", callCwd),
-		newTool(
-			"ask",
-			"Asks the client.",
-			callAsk,
-			"method",
-			"string",
-			"params",
-			"object",
-			"times",
-			"integer",
-			"aside",
-			"boolean",
-		),
+		newTool("ask", "Asks the client.", callAsk,
+			"method", "string", "params", "object", "times", "integer", "aside", "boolean"),
 		newTool("ask-all", "Asks the client several things.", callAskAll, "methods", "array"),
 		newTool("ask-roots", "Asks the client for its roots.", callAskRoots),
 		newTool("emit", "Sends a notification.", callEmit, "method", "string", "params", "object"),
@@ -148,16 +137,10 @@ func newTool(name, description string, call func(*call, arguments) (any, *rpcErr
 	return tool{name, description, schema, call}
 }
 
-// extraTool is a tool that only has to be listed.
+// extraTool returns a tool that returns its name, for tests of lists.
 func extraTool(name, description string) tool {
-	return newTool(
-		name,
-		cmp.Or(description, "One more tool."),
-		func(*call, arguments) (any,
-			*rpcError) {
-			return says(name)
-		},
-	)
+	returnName := func(*call, arguments) (any, *rpcError) { return textResult(name) }
+	return newTool(name, cmp.Or(description, "One more tool."), returnName)
 }
 
 func (s *server) listedTools() (listed []json.RawMessage) {
@@ -191,13 +174,13 @@ func (c *call) callTool() (any, *rpcError) {
 	return tools[i].call(c, args)
 }
 
-func callEcho(c *call, _ arguments) (any, *rpcError) { return says(string(c.Params)) }
+func callEcho(c *call, _ arguments) (any, *rpcError) { return textResult(string(c.Params)) }
 
 func callSlow(c *call, args arguments) (any, *rpcError) {
 	if !c.sleep(milliseconds(args.MS)) {
 		return nil, nil
 	}
-	return says("slept")
+	return textResult("slept")
 }
 
 func callDie(_ *call, args arguments) (any, *rpcError) {
@@ -216,7 +199,7 @@ func callHang(c *call, args arguments) (any, *rpcError) {
 	return c.ask(1, []inputRequest{{Method: args.Ask}}, hang)
 }
 
-func callPID(*call, arguments) (any, *rpcError) { return says(strconv.Itoa(os.Getpid())) }
+func callPID(*call, arguments) (any, *rpcError) { return textResult(strconv.Itoa(os.Getpid())) }
 
 func callEnv(*call, arguments) (any, *rpcError) {
 	env := map[string]string{}
@@ -224,7 +207,7 @@ func callEnv(*call, arguments) (any, *rpcError) {
 		name, value, _ := strings.Cut(pair, "=")
 		env[name] = value
 	}
-	return says(string(encode(env)))
+	return textResult(string(encode(env)))
 }
 
 func callCwd(*call, arguments) (any, *rpcError) {
@@ -232,7 +215,7 @@ func callCwd(*call, arguments) (any, *rpcError) {
 	if err != nil {
 		return nil, &rpcError{Code: codeInternalError, Message: err.Error()}
 	}
-	return says(dir)
+	return textResult(dir)
 }
 
 func callAsk(c *call, args arguments) (any, *rpcError) {
@@ -241,9 +224,9 @@ func callAsk(c *call, args arguments) (any, *rpcError) {
 	}
 	rounds, questions := max(args.Times, 1), []inputRequest{{args.Method, args.Params}}
 	if args.Aside && !c.modern {
-		return c.askInCall(rounds, questions, c.session.tell, says)
+		return c.askInCall(rounds, questions, c.session.sendOnStreams, textResult)
 	}
-	return c.ask(rounds, questions, says)
+	return c.ask(rounds, questions, textResult)
 }
 
 func callAskAll(c *call, args arguments) (any, *rpcError) {
@@ -251,11 +234,11 @@ func callAskAll(c *call, args arguments) (any, *rpcError) {
 	for _, method := range args.Methods {
 		questions = append(questions, inputRequest{Method: method})
 	}
-	return c.ask(1, questions, says)
+	return c.ask(1, questions, textResult)
 }
 
 func callAskRoots(c *call, _ arguments) (any, *rpcError) {
-	return c.ask(1, []inputRequest{{Method: "roots/list"}}, says)
+	return c.ask(1, []inputRequest{{Method: "roots/list"}}, textResult)
 }
 
 func callEmit(c *call, args arguments) (any, *rpcError) {
@@ -270,7 +253,7 @@ func callEmit(c *call, args arguments) (any, *rpcError) {
 	if !silent {
 		c.wire.send(outgoing("", args.Method, args.Params))
 	}
-	return says("emitted")
+	return textResult("emitted")
 }
 
 func callProgress(c *call, args arguments) (any, *rpcError) {
@@ -291,11 +274,11 @@ func callProgress(c *call, args arguments) (any, *rpcError) {
 		report(0)
 	}
 	if args.Ask == "" {
-		return says("done")
+		return textResult("done")
 	}
 	return c.ask(1, []inputRequest{{Method: args.Ask}}, func(string) (any, *rpcError) {
 		report(args.Steps)
-		return says("done")
+		return textResult("done")
 	})
 }
 
@@ -303,17 +286,17 @@ func callBig(_ *call, args arguments) (any, *rpcError) {
 	if args.N < 0 {
 		return nil, invalidParams("n must not be negative")
 	}
-	return says(strings.Repeat(cmp.Or(args.C, "x"), args.N))
+	return textResult(strings.Repeat(cmp.Or(args.C, "x"), args.N))
 }
 
 func callNoise(c *call, args arguments) (any, *rpcError) {
 	c.child.writeLines(c.child.stdout, cmp.Or(args.Lines, 1), cmp.Or(args.Text, "this is no JSON"))
-	return says("written")
+	return textResult("written")
 }
 
 func callStderr(c *call, args arguments) (any, *rpcError) {
 	c.child.writeLines(c.child.stderr, cmp.Or(args.Lines, 1), cmp.Or(args.Text, c.name+" has something to say"))
-	return says("written")
+	return textResult("written")
 }
 
 func callSpawn(_ *call, args arguments) (any, *rpcError) {
@@ -322,11 +305,12 @@ func callSpawn(_ *call, args arguments) (any, *rpcError) {
 		return nil, &rpcError{Code: codeInternalError, Message: err.Error()}
 	}
 	go func() { _ = cmd.Wait() }()
-	return says(strconv.Itoa(cmd.Process.Pid))
+	return textResult(strconv.Itoa(cmd.Process.Pid))
 }
 
-// spawn starts a process that runs for five minutes. The stubborn one is a sleep that ignores SIGTERM, inherited
-// from its shell. spawn returns when it does; the end of the pipe shows that.
+// spawn starts a process that runs for five minutes. A stubborn process inherits from its shell
+// that it ignores SIGTERM. spawn returns once the shell has set that, and has therefore closed the
+// pipe.
 func spawn(stubborn bool) (*exec.Cmd, error) {
 	if !stubborn {
 		cmd := exec.Command("sleep", "300")
@@ -348,18 +332,18 @@ func spawn(stubborn bool) (*exec.Cmd, error) {
 }
 
 func callLate(c *call, args arguments) (any, *rpcError) {
-	c.answer(says("in time"))
+	c.answer(textResult("in time"))
 	if !c.sleep(milliseconds(args.MS)) {
 		return nil, nil
 	}
-	return says("late")
+	return textResult("late")
 }
 
 func callWrongID(c *call, _ arguments) (any, *rpcError) {
 	stray := *c
 	stray.ID = json.RawMessage(`"unknown"`)
-	stray.answer(says("for an unknown id"))
-	return says("for you")
+	stray.answer(textResult("for an unknown id"))
+	return textResult("for you")
 }
 
 func callHalf(c *call, args arguments) (any, *rpcError) {
@@ -386,7 +370,7 @@ func callTouch(c *call, args arguments) (any, *rpcError) {
 	c.announce("notifications/resources/updated", `"uri":`+string(args.URI),
 		func(f listenFilter) bool { return slices.Contains(f.ResourceSubscriptions, uri) },
 		func(s *session) bool { return s.subscribed[uri] })
-	return says("touched")
+	return textResult("touched")
 }
 
 func callAddTool(c *call, args arguments) (any, *rpcError) {
@@ -400,7 +384,7 @@ func callAddTool(c *call, args arguments) (any, *rpcError) {
 	if !args.Quiet {
 		c.toolsChanged()
 	}
-	return says("added")
+	return textResult("added")
 }
 
 func callFail(_ *call, args arguments) (any, *rpcError) {
@@ -413,7 +397,7 @@ func callFail(_ *call, args arguments) (any, *rpcError) {
 
 func callChange(c *call, _ arguments) (any, *rpcError) {
 	c.toolsChanged()
-	return says("changed")
+	return textResult("changed")
 }
 
 func callLink(c *call, _ arguments) (any, *rpcError) {

@@ -37,7 +37,7 @@ func TestChallenges(t *testing.T) {
 		"inside of a quoted string": {[]string{`Basic realm="x, Bearer scope=a"`}, challenge{}},
 		"an escaped quote in a string": {[]string{`Bearer realm="a\", scope=\"b", scope="c\d"`},
 			challenge{"", []string{"cd"}, ""}},
-		"the first of two equal names":          {[]string{`Bearer scope="a", scope="b"`}, challenge{"", []string{"a"}, ""}},
+		"a repeated parameter":                  {[]string{`Bearer scope="a", scope="b"`}, challenge{"", []string{"a"}, ""}},
 		"empty elements of the list":            {[]string{`, ,Bearer ,, scope="a",`}, challenge{"", []string{"a"}, ""}},
 		"a string that is not closed":           {[]string{`Bearer error="e", scope="a`}, challenge{"", nil, "e"}},
 		"garbage before":                        {[]string{`"x" = (), Bearer scope="a"`}, challenge{"", []string{"a"}, ""}},
@@ -54,7 +54,8 @@ func TestChallenges(t *testing.T) {
 	}
 }
 
-// Parameters that are written as RFC 9110 says are read back, whatever stands before them.
+// FuzzChallenges checks that parameters written as RFC 9110 says are read back, whatever precedes
+// them.
 func FuzzChallenges(f *testing.F) {
 	f.Add("", "a b", "https://mcp.example/")
 	f.Add(`Basic realm="x", `, `"\`, "")
@@ -65,7 +66,7 @@ func FuzzChallenges(f *testing.F) {
 			return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `"`
 		}
 		value := `Bearer scope=` + quote(scope) + `,resource_metadata=` + quote(metadata)
-		_ = parseChallenges([]string{before + value}) // returns
+		_ = parseChallenges([]string{before + value}) // must return
 		if len(scope) > maxParam || len(metadata) > maxParam {
 			return
 		}

@@ -42,7 +42,7 @@ type cachedMetadata struct {
 	since time.Time
 }
 
-// A loginTarget is where to log in to a resource.
+// A loginTarget says where to log in to a resource.
 type loginTarget struct {
 	*serverMetadata
 	resource string   // as sent to the authorization server
@@ -76,8 +76,8 @@ func (s *Server) chooseIssuer(published *resourceMetadata, current string) (stri
 	case s.config.Issuer != "":
 		return s.config.Issuer, nil
 	case published == nil && s.config.Grant == TokenExchange:
-		return "", errors.New("the resource publishes no metadata: " +
-			"tokens of callers are not sent to a guessed authorization server")
+		return "", errors.New("the resource publishes no metadata, and tokens of callers are not sent to a " +
+			"guessed authorization server: set issuer")
 	case published == nil:
 		return s.origin(), nil
 	case len(published.AuthorizationServers) == 0:
@@ -93,22 +93,23 @@ func (s *Server) isOwnIssuer(issuer string) bool {
 	return strings.TrimSuffix(issuer, "/") == s.origin()
 }
 
-// resourceMetadata returns the metadata of the resource, or nil if it publishes none.
-func (s *Server) resourceMetadata(ctx context.Context, challenged string) (*resourceMetadata, error) {
+// resourceMetadata returns the metadata of the resource, or nil if it publishes none. metadataURL
+// comes from a challenge and may be empty.
+func (s *Server) resourceMetadata(ctx context.Context, metadataURL string) (*resourceMetadata, error) {
 	path := strings.TrimSuffix(s.config.Resource.EscapedPath(), "/")
 	addresses := []string{s.origin() + "/.well-known/oauth-protected-resource" + path}
 	if path != "" {
 		addresses = append(addresses, s.origin()+"/.well-known/oauth-protected-resource")
 	}
-	if challenged != "" {
-		u, err := s.guard.parse(challenged)
+	if metadataURL != "" {
+		u, err := s.guard.parse(metadataURL)
 		if err != nil {
 			return nil, fmt.Errorf("resource_metadata: %w", err)
 		}
 		if !s.guard.trusts(u) {
 			return nil, fmt.Errorf("resource_metadata: %w", &refusal{u.Host, "its origin is not " + s.origin()})
 		}
-		addresses = append([]string{challenged}, addresses...)
+		addresses = append([]string{metadataURL}, addresses...)
 	}
 	for _, address := range addresses {
 		var published resourceMetadata
@@ -152,8 +153,8 @@ func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMeta
 	return s.fetchMetadata(ctx, issuer, s.isOwnIssuer(issuer))
 }
 
-// fetchMetadata fetches the metadata of an issuer. With fallback, an issuer without metadata gets the
-// default endpoints of MCP 2025-03-26.
+// fetchMetadata fetches the metadata of an issuer. With fallback, an issuer without metadata gets
+// the default endpoints of MCP 2025-03-26.
 func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool) (*serverMetadata, error) {
 	u, err := s.guard.parse(issuer)
 	if err != nil {

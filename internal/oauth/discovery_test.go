@@ -10,25 +10,25 @@ import (
 
 const wellKnown = "/.well-known/oauth-protected-resource"
 
-func TestMetadataOfTheResourceAreLookedFor(t *testing.T) {
+func TestResourceMetadataURLs(t *testing.T) {
 	for name, row := range map[string]struct {
 		resource   string   // path
 		challenged string   // path of resource_metadata
 		found      []string // paths that have metadata
-		asked      []string // paths that are asked for
+		asked      []string // paths that are requested
 	}{
-		"at the place of the challenge": {"/mcp", "/custom.json", []string{"/custom.json", wellKnown + "/mcp",
+		"at the URL of the challenge": {"/mcp", "/custom.json", []string{"/custom.json", wellKnown + "/mcp",
 			wellKnown}, []string{"/custom.json"}},
 		"below the path": {"/mcp", "", []string{wellKnown + "/mcp", wellKnown},
 			[]string{wellKnown + "/mcp"}},
 		"at the root": {"/mcp", "", []string{wellKnown}, []string{wellKnown + "/mcp",
 			wellKnown}},
-		"at the root only, if the path is the root": {"/", "", []string{wellKnown}, []string{wellKnown}},
+		"at the root if the path is the root": {"/", "", []string{wellKnown}, []string{wellKnown}},
 		"below a path that ends with a slash": {"/a/mcp/", "", []string{wellKnown + "/a/mcp"},
 			[]string{wellKnown + "/a/mcp"}},
-		"elsewhere if the challenge is wrong": {"/mcp", "/gone.json", []string{wellKnown + "/mcp"},
+		"after a wrong challenge": {"/mcp", "/gone.json", []string{wellKnown + "/mcp"},
 			[]string{"/gone.json", wellKnown + "/mcp"}},
-		"in vain, and the endpoints have their names": {"/mcp", "", nil, []string{wellKnown + "/mcp", wellKnown,
+		"none, with the default endpoints": {"/mcp", "", nil, []string{wellKnown + "/mcp", wellKnown,
 			"/.well-known/oauth-authorization-server", "/.well-known/openid-configuration", "/register"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,13 +48,13 @@ func TestMetadataOfTheResourceAreLookedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := w.resource.paths(); !slices.Equal(got, row.asked) {
-				t.Errorf("asked for %q, want %q", got, row.asked)
+				t.Errorf("requested %q, want %q", got, row.asked)
 			}
 		})
 	}
 }
 
-func TestAPageOfHTMLIsNotMetadata(t *testing.T) {
+func TestHTMLIsNotMetadata(t *testing.T) {
 	w := newWorld(t)
 	w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -64,11 +64,11 @@ func TestAPageOfHTMLIsNotMetadata(t *testing.T) {
 	w.login(w.server().Account(""))
 }
 
-func TestAServerWithoutMetadataIsItsOwnIssuer(t *testing.T) {
+func TestServerWithoutMetadataIsItsOwnIssuer(t *testing.T) {
 	for name, ending := range map[string]string{
-		"and publishes metadata of it":                "",
-		"and publishes metadata of it, with a slash":  "/",
-		"and has the default endpoints without those": "none",
+		"with metadata":              "",
+		"with metadata and a slash":  "/",
+		"with the default endpoints": "none",
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -89,23 +89,23 @@ func TestAServerWithoutMetadataIsItsOwnIssuer(t *testing.T) {
 	}
 }
 
-func TestThePublishedResource(t *testing.T) {
+func TestPublishedResource(t *testing.T) {
 	for name, row := range map[string]struct {
 		published string // $ is the origin
 		refused   bool
 	}{
-		"is sent as it is":                             {"$/mcp", false},
-		"may be a parent":                              {"$", false},
-		"may be a parent with a slash":                 {"$/", false},
-		"may have another case in the host":            {"HTTP://127.0.0.1:PORT/mcp", false},
-		"may not be of another host":                   {"https://evil.example/mcp", true},
-		"may not be of another port":                   {"http://127.0.0.1:1/mcp", true},
-		"may not be a child":                           {"$/mcp/child", true},
-		"may not be a sibling":                         {"$/mc", true},
-		"may not have a user":                          {"http://a@127.0.0.1:PORT/mcp", true},
-		"may not have a fragment":                      {"$/mcp#a", true},
-		"may not have a query that the server has not": {"$/mcp?a", true},
-		"may not be empty":                             {"", true},
+		"is sent unchanged":                 {"$/mcp", false},
+		"may be a parent":                   {"$", false},
+		"may be a parent with a slash":      {"$/", false},
+		"may have another case in the host": {"HTTP://127.0.0.1:PORT/mcp", false},
+		"may not be of another host":        {"https://evil.example/mcp", true},
+		"may not be of another port":        {"http://127.0.0.1:1/mcp", true},
+		"may not be a child":                {"$/mcp/child", true},
+		"may not be a sibling":              {"$/mc", true},
+		"may not have a user":               {"http://a@127.0.0.1:PORT/mcp", true},
+		"may not have a fragment":           {"$/mcp#a", true},
+		"may not have another query":        {"$/mcp?a", true},
+		"may not be empty":                  {"", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -132,21 +132,21 @@ func TestThePublishedResource(t *testing.T) {
 	}
 }
 
-func TestMetadataOfTheIssuerAreLookedFor(t *testing.T) {
+func TestIssuerMetadataURLs(t *testing.T) {
 	const oauth, openid = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
 	for name, row := range map[string]struct {
 		path  string // of the issuer
 		found string
 		asked []string
 	}{
-		"at the first place of an issuer without a path":  {"", oauth, []string{oauth}},
-		"at the second place of an issuer without a path": {"", openid, []string{oauth, openid}},
-		"at the first place of an issuer with a path":     {"/tenant1", oauth + "/tenant1", []string{oauth + "/tenant1"}},
-		"at the second place of an issuer with a path": {"/tenant1", openid + "/tenant1", []string{oauth + "/tenant1",
+		"first URL of an issuer without a path":  {"", oauth, []string{oauth}},
+		"second URL of an issuer without a path": {"", openid, []string{oauth, openid}},
+		"first URL of an issuer with a path":     {"/tenant1", oauth + "/tenant1", []string{oauth + "/tenant1"}},
+		"second URL of an issuer with a path": {"/tenant1", openid + "/tenant1", []string{oauth + "/tenant1",
 			openid + "/tenant1"}},
-		"at the third place of an issuer with a path": {"/tenant1", "/tenant1" + openid, []string{oauth + "/tenant1",
+		"third URL of an issuer with a path": {"/tenant1", "/tenant1" + openid, []string{oauth + "/tenant1",
 			openid + "/tenant1", "/tenant1" + openid}},
-		"never at the root of an issuer with a path": {"/tenant1", "", []string{oauth + "/tenant1", openid + "/tenant1",
+		"not the root of an issuer with a path": {"/tenant1", "", []string{oauth + "/tenant1", openid + "/tenant1",
 			"/tenant1" + openid}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,13 +166,13 @@ func TestMetadataOfTheIssuerAreLookedFor(t *testing.T) {
 			}
 			got := slices.DeleteFunc(w.issuer.paths(), func(path string) bool { return strings.HasSuffix(path, "/register") })
 			if !slices.Equal(got, row.asked) {
-				t.Errorf("asked for %q, want %q", got, row.asked)
+				t.Errorf("requested %q, want %q", got, row.asked)
 			}
 		})
 	}
 }
 
-func TestMetadataAreRefused(t *testing.T) {
+func TestRefusedMetadata(t *testing.T) {
 	for name, row := range map[string]struct {
 		change func(*world)
 		want   []string
@@ -181,7 +181,7 @@ func TestMetadataAreRefused(t *testing.T) {
 			[]string{"name no authorization server"}},
 		"of another issuer": {func(w *world) { w.issuer.metadata["issuer"] = "https://evil.example" },
 			[]string{"https://evil.example", "127.0.0.1"}},
-		"of an issuer with a slash more": {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" },
+		"of an issuer with an added slash": {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" },
 			[]string{"the metadata at"}},
 		"of an issuer with a query": {func(w *world) {
 			w.prm["authorization_servers"] = []string{w.issuer.name + "?a=b"}
@@ -189,7 +189,7 @@ func TestMetadataAreRefused(t *testing.T) {
 		"without S256": {func(w *world) {
 			w.issuer.metadata["code_challenge_methods_supported"] = []string{"plain"}
 		}, []string{"PKCE"}},
-		"with no challenge methods": {func(w *world) {
+		"with an empty list of challenge methods": {func(w *world) {
 			w.issuer.metadata["code_challenge_methods_supported"] = []string{}
 		}, []string{"PKCE"}},
 		"without a token endpoint": {func(w *world) { delete(w.issuer.metadata, "token_endpoint") },
@@ -228,31 +228,31 @@ func TestMetadataAreRefused(t *testing.T) {
 	}
 }
 
-func TestAnIssuerWithoutChallengeMethodsIsTried(t *testing.T) {
+func TestIssuerWithoutChallengeMethodsIsUsed(t *testing.T) {
 	w := newWorld(t)
 	delete(w.issuer.metadata, "code_challenge_methods_supported")
 	w.login(w.server().Account(""))
 }
 
-// A hostile resource could name its own authorization server, which could claim to be the
+// A hostile resource could name its own authorization server. That server could claim to be the
 // configured one to get the secret of the client.
-func TestTheConfiguredIssuerIsUsedWhateverTheResourceSays(t *testing.T) {
+func TestConfiguredIssuerIsAlwaysUsed(t *testing.T) {
 	for name, change := range map[string]func(w *world, other *issuer){
-		"it is among others": func(w *world,
+		"among others": func(w *world,
 			other *issuer) {
 			w.prm["authorization_servers"] = []string{other.name, w.issuer.name}
 		},
-		"another one is named": func(w *world,
+		"not named": func(w *world,
 			other *issuer) {
 			w.prm["authorization_servers"] = []string{other.name}
 		},
-		"it is named with a slash more": func(w *world,
+		"named with an added slash": func(w *world,
 			_ *issuer) {
 			w.prm["authorization_servers"] = []string{w.issuer.name + "/"}
 		},
-		"none is named":                func(w *world, _ *issuer) { w.prm["authorization_servers"] = nil },
-		"the resource has no metadata": func(w *world, _ *issuer) { w.resource.page(wellKnown+"/mcp", http.NotFound) },
-		"another one claims to be it": func(w *world, other *issuer) {
+		"none named":                  func(w *world, _ *issuer) { w.prm["authorization_servers"] = nil },
+		"no metadata of the resource": func(w *world, _ *issuer) { w.resource.page(wellKnown+"/mcp", http.NotFound) },
+		"imitated by another issuer": func(w *world, other *issuer) {
 			w.prm["authorization_servers"] = []string{other.name}
 			other.metadata["issuer"] = w.issuer.name
 		},
@@ -262,18 +262,18 @@ func TestTheConfiguredIssuerIsUsedWhateverTheResourceSays(t *testing.T) {
 			w.config.Issuer, w.config.ClientID, w.config.ClientSecret = w.issuer.name, "me", "secret"
 			change(w, other)
 			a := w.loggedIn()
-			w.wait(metadataTime) // the metadata are fetched anew
+			w.wait(metadataTime) // metadata are fetched again
 			if _, err := w.refuse(a, w.token(a)); err != nil {
 				t.Error(err)
 			}
 			if paths := other.paths(); len(paths) > 0 {
-				t.Errorf("the other issuer was asked for %q", paths)
+				t.Errorf("the other issuer got requests for %q", paths)
 			}
 		})
 	}
 }
 
-func TestALoginAtAnotherIssuerThanTheConfiguredOneIsNotUsed(t *testing.T) {
+func TestLoginAtAnotherIssuerIsNotUsed(t *testing.T) {
 	w := newWorld(t)
 	w.loggedIn()
 	w.config.Issuer = newIssuer(t, "").name
@@ -282,9 +282,9 @@ func TestALoginAtAnotherIssuerThanTheConfiguredOneIsNotUsed(t *testing.T) {
 	}
 }
 
-// Metadata of an issuer are good for a while, unless its token endpoint fails.
-func TestATokenEndpointMoves(t *testing.T) {
-	for name, gone := range map[string]bool{"and the old one is gone": true, "and the old one stays": false} {
+// Metadata of an issuer stay valid for a while, unless its token endpoint fails.
+func TestTokenEndpointMoves(t *testing.T) {
+	for name, gone := range map[string]bool{"the old one fails": true, "the old one still works": false} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.issuer.lifetime = 60
@@ -313,8 +313,8 @@ func TestATokenEndpointMoves(t *testing.T) {
 	}
 }
 
-// Some servers say only once where their metadata are.
-func TestThePlaceOfTheMetadataIsRemembered(t *testing.T) {
+// Some servers send the URL of their metadata only once.
+func TestMetadataURLIsRemembered(t *testing.T) {
 	w := newWorld(t)
 	clear(w.resource.pages)
 	w.resource.document("/custom.json", w.prm)

@@ -118,7 +118,7 @@ func tokenError(host string, err error, secret string, params url.Values) error 
 	var failed *url.Error
 	switch {
 	case errors.As(err, &failed):
-		return plain(host, failed)
+		return hideURL(host, failed)
 	case !errors.As(err, &refused):
 		return fmt.Errorf("%s: %w", host, errNoToken)
 	}
@@ -154,7 +154,7 @@ func (s *Server) assertion(issuer, id string) (string, error) {
 		}
 	}
 	if algorithm == "" {
-		return "", errors.New("not RSA, ECDSA P-256 or Ed25519")
+		return "", errors.New("the key is not RSA, ECDSA P-256 or Ed25519")
 	}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: s.config.PrivateKey},
 		(&jose.SignerOptions{}).WithType("JWT"))

@@ -12,18 +12,18 @@ import (
 // maxExchanged bounds the exchanged tokens in memory.
 const maxExchanged = 10_000
 
-// exchanged is a token that was exchanged for a token of a caller.
-type exchanged struct {
+// An exchangedToken is a token that was exchanged for a token of a caller.
+type exchangedToken struct {
 	lock chan struct{} // holds a value while a call gets the token
 
 	// Guarded by Server.mu:
 	login   login
 	failure error     // why there is no token
-	retryAt time.Time // until when failure is returned
+	retryAt time.Time // failure is returned until then
 }
 
-// Exchange exchanges the token of a caller for a token of the server (RFC 8693). The result is cached
-// until it expires.
+// Exchange exchanges the token of a caller for a token of the server (RFC 8693). The result is
+// cached until it expires.
 //
 // The caller's token is sent to the authorization server that [Config.Issuer] names, or else the
 // resource.
@@ -31,20 +31,20 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 	s := a.server
 	key := sha256.Sum256([]byte(subjectToken))
 	s.mu.Lock()
-	kept, ok := s.exchanged.Get(key)
+	entry, ok := s.exchanged.Get(key)
 	if !ok {
-		kept = &exchanged{lock: make(chan struct{}, 1)}
-		s.exchanged.Add(key, kept)
+		entry = &exchangedToken{lock: make(chan struct{}, 1)}
+		s.exchanged.Add(key, entry)
 	}
 	s.mu.Unlock()
 	select {
-	case kept.lock <- struct{}{}:
-		defer func() { <-kept.lock }()
+	case entry.lock <- struct{}{}:
+		defer func() { <-entry.lock }()
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 	s.mu.Lock()
-	l, where, failure, retryAt := kept.login, s.exchangeTarget, kept.failure, kept.retryAt
+	l, target, failure, retryAt := entry.login, s.exchangeTarget, entry.failure, entry.retryAt
 	s.mu.Unlock()
 	switch now := s.now(); {
 	case l.fresh(now):
@@ -52,32 +52,32 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 	case failure != nil && now.Before(retryAt):
 		return "", failure // of the call that held the lock before
 	}
-	if where == nil {
-		where, err = s.findExchangeTarget(ctx)
+	if target == nil {
+		target, err = s.findExchangeTarget(ctx)
 	}
 	if err == nil {
-		err = s.exchange(ctx, where, subjectToken, &l)
+		err = s.exchange(ctx, target, subjectToken, &l)
 	}
 	a.noteResult(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil || ctx.Err() == nil {
-		kept.failure, kept.retryAt = err, s.now().Add(retryTime)
+		entry.failure, entry.retryAt = err, s.now().Add(retryTime)
 	}
 	if err != nil {
 		return "", err
 	}
-	kept.login = l
-	s.exchangedByToken.Add(l.AccessToken, kept)
+	entry.login = l
+	s.exchangedByToken.Add(l.AccessToken, entry)
 	return l.AccessToken, nil
 }
 
 // findExchangeTarget finds out where to exchange tokens, and caches that until a token is rejected.
 func (s *Server) findExchangeTarget(ctx context.Context) (*loginTarget, error) {
 	s.mu.Lock()
-	challenged := s.metadataURL
+	metadataURL := s.metadataURL
 	s.mu.Unlock()
-	found, err := s.discover(ctx, challenged, "")
+	found, err := s.discover(ctx, metadataURL, "")
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +88,8 @@ func (s *Server) findExchangeTarget(ctx context.Context) (*loginTarget, error) {
 }
 
 // exchange exchanges the token of a caller.
-func (s *Server) exchange(ctx context.Context, where *loginTarget, subjectToken string, l *login) error {
-	metadata, err := s.issuerMetadata(ctx, where.Issuer)
+func (s *Server) exchange(ctx context.Context, target *loginTarget, subjectToken string, l *login) error {
+	metadata, err := s.issuerMetadata(ctx, target.Issuer)
 	if err != nil {
 		return err
 	}
@@ -101,10 +101,10 @@ func (s *Server) exchange(ctx context.Context, where *loginTarget, subjectToken 
 		"grant_type":         {"urn:ietf:params:oauth:grant-type:token-exchange"},
 		"subject_token":      {subjectToken},
 		"subject_token_type": {"urn:ietf:params:oauth:token-type:access_token"},
-		"resource":           {where.resource},
-		"audience":           {where.resource},
+		"resource":           {target.resource},
+		"audience":           {target.resource},
 	}
-	l.Scopes = s.chooseScopes(*where, l.Demand.Scopes)
+	l.Scopes = s.chooseScopes(*target, l.Demand.Scopes)
 	if len(l.Scopes) > 0 {
 		params.Set("scope", strings.Join(l.Scopes, " "))
 	}
@@ -121,13 +121,13 @@ func (s *Server) exchange(ctx context.Context, where *loginTarget, subjectToken 
 func (s *Server) acceptExchanged(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if kept, ok := s.exchangedByToken.Get(token); ok {
-		kept.login.Tried = false
+	if entry, ok := s.exchangedByToken.Get(token); ok {
+		entry.login.Tried = false
 	}
 }
 
-// rejectExchanged drops a token that the server has rejected, and the exchange target. It returns why
-// another token would not help.
+// rejectExchanged drops a token that the server has rejected, and the exchange target. It returns
+// why another token would not help.
 func (s *Server) rejectExchanged(token string, asked challenge) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,18 +135,18 @@ func (s *Server) rejectExchanged(token string, asked challenge) error {
 	if asked.metadata != "" {
 		s.metadataURL = asked.metadata
 	}
-	kept, ok := s.exchangedByToken.Get(token)
-	if !ok || kept.login.AccessToken != token {
+	entry, ok := s.exchangedByToken.Get(token)
+	if !ok || entry.login.AccessToken != token {
 		return nil
 	}
 	if asked.err == insufficientScope {
-		if err := s.demandScopes(&kept.login, asked.scopes); !errors.Is(err, ErrLoginRequired) {
+		if err := s.demandScopes(&entry.login, asked.scopes); !errors.Is(err, ErrLoginRequired) {
 			return err
 		}
-	} else if kept.login.Tried {
+	} else if entry.login.Tried {
 		return errors.New("the server does not accept exchanged tokens")
 	}
-	kept.login = login{Demand: kept.login.Demand, Tried: true}
+	entry.login = login{Demand: entry.login.Demand, Tried: true}
 	return nil
 }
 

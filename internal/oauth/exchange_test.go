@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// newExchange returns a world for the exchange of tokens, and its account.
+// newExchange returns a world for token exchange, and its account.
 func newExchange(t *testing.T) (*world, *Account) {
 	w := newWorld(t)
 	w.config.Grant, w.config.ClientID, w.config.ClientSecret = TokenExchange, "me", "my-secret"
@@ -46,7 +46,7 @@ func TestExchange(t *testing.T) {
 		t.Errorf("token %q, error %v for another caller", second, err)
 	}
 	if again, err := a.Exchange(t.Context(), "token-of-ann"); err != nil || again != first {
-		t.Errorf("token %q, error %v, want %q from memory", again, err, first)
+		t.Errorf("token %q, error %v, want %q from the cache", again, err, first)
 	}
 	w.wait(2 * time.Hour)
 	if third, err := a.Exchange(t.Context(), "token-of-ann"); err != nil || third == first || third != w.current() {
@@ -57,7 +57,7 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-func TestAfterAFailedExchangeTheIssuerIsLeftAlone(t *testing.T) {
+func TestFailedExchangeIsNotRepeatedAtOnce(t *testing.T) {
 	w, a := newExchange(t)
 	w.issuer.fail = func(url.Values) (int, string) { return 503, "" }
 	for range 3 {
@@ -74,7 +74,7 @@ func TestAfterAFailedExchangeTheIssuerIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestExchangesAtOnce(t *testing.T) {
+func TestConcurrentExchanges(t *testing.T) {
 	w, a := newExchange(t)
 	var calls sync.WaitGroup
 	for range 8 {
@@ -90,7 +90,7 @@ func TestExchangesAtOnce(t *testing.T) {
 	}
 }
 
-func TestExchangedTokensThatAreRefused(t *testing.T) {
+func TestRefusedExchangedTokens(t *testing.T) {
 	w, a := newExchange(t)
 	exchange := func() string {
 		t.Helper()
@@ -105,13 +105,13 @@ func TestExchangedTokensThatAreRefused(t *testing.T) {
 		if _, err := w.refuse(a, token); err != nil {
 			t.Fatal(err)
 		}
-		// Another call with the same token comes too late.
+		// Another call with the same token is refused later.
 		if _, err := w.refuse(a, token); err != nil {
 			t.Fatal(err)
 		}
 		next := exchange()
 		if next == token {
-			t.Fatal("the same token again")
+			t.Fatal("got the same token again")
 		}
 		token = next
 		a.Accepted(t.Context(), token)
@@ -146,18 +146,18 @@ func TestExchangeWithMoreScopes(t *testing.T) {
 	}
 }
 
-// The tokens of callers go to an issuer that the resource names, and to no other.
+// The tokens of callers are sent only to an issuer that the resource names.
 func TestTokensOfCallersAreNotSentToAGuessedServer(t *testing.T) {
 	w, _ := newExchange(t)
 	w.config.Resource = mustParse(w.issuer.name + "/mcp")
 	_, err := w.server().Account("").Exchange(t.Context(), "token-of-ann")
 	wantError(t, err, "publishes no metadata")
 	if slices.Contains(w.issuer.paths(), "/token") {
-		t.Error("sent")
+		t.Error("the token was sent")
 	}
 }
 
-func TestExchangeThatFails(t *testing.T) {
+func TestFailedExchange(t *testing.T) {
 	w, a := newExchange(t)
 	w.issuer.fail = func(url.Values) (int, string) { return 400, "invalid_request" }
 	_, err := a.Exchange(t.Context(), "token-of-ann")

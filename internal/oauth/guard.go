@@ -26,8 +26,8 @@ const (
 )
 
 // A guard sends requests to URLs that come from servers. It refuses URLs that are not https, and
-// addresses that are not public, unless the host is trusted. It checks addresses when it dials, so it
-// also refuses names that resolve to private addresses, and redirects to them.
+// addresses that are not public, unless the host is trusted. It checks addresses when it dials, so
+// it also refuses names that resolve to private addresses, and redirects to them.
 type guard struct {
 	resource string // trusted origin
 	hosts    []string
@@ -145,9 +145,7 @@ func dialPublic(ctx context.Context, network, address string) (net.Conn, error) 
 var notPublic = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("192.0.0.0/24"),
 	netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("192.88.99.0/24"), netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix(
-		"198.51.100.0/24",
-	), netip.MustParsePrefix("203.0.113.0/24"),
+	netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24"),
 	netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("2001::/23"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("3fff::/20"),
 }
@@ -197,7 +195,7 @@ func (g *guard) get(ctx context.Context, address string, into any) (found bool, 
 func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	response, err := g.client.Do(request)
 	if err != nil {
-		return false, plain(request.URL.Host, err)
+		return false, hideURL(request.URL.Host, err)
 	}
 	defer func() { _ = response.Body.Close() }()
 	switch {
@@ -220,9 +218,9 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	return true, nil
 }
 
-// plain returns an error of the client with the host instead of the URL, because a redirect may have
-// put secrets into the URL.
-func plain(host string, err error) error {
+// hideURL replaces the URL in an error of the client by the host, because a redirect may have put
+// secrets into the URL.
+func hideURL(host string, err error) error {
 	var refused *refusal
 	if errors.As(err, &refused) {
 		return refused

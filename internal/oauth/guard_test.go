@@ -33,7 +33,7 @@ func TestPublicAddresses(t *testing.T) {
 	}
 }
 
-func TestURLsOfServers(t *testing.T) {
+func TestServerURLs(t *testing.T) {
 	g := newGuard(mustParse("http://10.0.0.1:3000/mcp"), []string{"localhost", "*.corp.example", "10.1.*", "[fd00::1]"})
 	for address, want := range map[string]string{ // part of the error
 		"https://login.example/token":             "",
@@ -84,8 +84,8 @@ func TestURLsOfServers(t *testing.T) {
 	}
 }
 
-// A hostile server names an authorization server, an endpoint or a metadata document that
-// the gateway can reach and it cannot.
+// A hostile server names an authorization server, an endpoint or a metadata document that only the
+// gateway can reach.
 func TestHostileMetadata(t *testing.T) {
 	type hostile struct {
 		*world
@@ -98,25 +98,25 @@ func TestHostileMetadata(t *testing.T) {
 		"resource_metadata at another host": {func(h hostile) {
 			_, _ = h.refuse(h.server().Account(""), "", `Bearer resource_metadata="https://evil.example/prm"`)
 		}, "its origin is not"},
-		"resource_metadata at another port of this machine": {func(h hostile) {
+		"resource_metadata at another local port": {func(h hostile) {
 			_, _ = h.refuse(h.server().Account(""), "", `Bearer resource_metadata="`+h.victim.URL+`/prm"`)
 		}, "plain http"},
 		"resource_metadata in a file": {func(h hostile) {
 			_, _ = h.refuse(h.server().Account(""), "", `Bearer resource_metadata="file:///etc/passwd"`)
 		}, "not an https URL"},
-		"metadata that redirect to this machine": {func(h hostile) {
+		"metadata that redirect to a local address": {func(h hostile) {
 			h.resource.page(wellKnown+"/mcp", http.RedirectHandler(h.victim.URL+"/prm", http.StatusFound).ServeHTTP)
 		}, "plain http"},
-		"metadata that redirect to this machine by name": {func(h hostile) {
+		"metadata that redirect to localhost": {func(h hostile) {
 			h.resource.page(wellKnown+"/mcp", http.RedirectHandler(h.secure.URL+"/prm", http.StatusFound).ServeHTTP)
 		}, "address is not public"},
-		"an issuer on this machine": {func(h hostile) {
+		"a local issuer": {func(h hostile) {
 			h.prm["authorization_servers"] = []string{h.victim.URL}
 		}, "plain http"},
-		"an issuer on this machine with TLS": {func(h hostile) {
+		"a local issuer with TLS": {func(h hostile) {
 			h.prm["authorization_servers"] = []string{"https://127.0.0.1:1"}
 		}, "address is not public"},
-		"an issuer whose name is of this machine": {func(h hostile) {
+		"an issuer at localhost": {func(h hostile) {
 			h.prm["authorization_servers"] = []string{h.secure.URL}
 		}, "address is not public"},
 		"an issuer in a file": {func(h hostile) {
@@ -125,16 +125,16 @@ func TestHostileMetadata(t *testing.T) {
 		"an issuer with a user": {func(h hostile) {
 			h.prm["authorization_servers"] = []string{"https://login.example@127.0.0.1"}
 		}, "contains a user name"},
-		"a token endpoint on this machine": {func(h hostile) {
+		"a local token endpoint": {func(h hostile) {
 			h.issuer.metadata["token_endpoint"] = h.victim.URL + "/token"
 		}, "token_endpoint: "},
-		"a registration endpoint on this machine": {func(h hostile) {
+		"a local registration endpoint": {func(h hostile) {
 			h.issuer.metadata["registration_endpoint"] = h.victim.URL + "/register"
 		}, "registration_endpoint: "},
-		"a registration endpoint by name": {func(h hostile) {
+		"a registration endpoint at localhost": {func(h hostile) {
 			h.issuer.metadata["registration_endpoint"] = h.secure.URL + "/register"
 		}, "address is not public"},
-		"a revocation endpoint on this machine": {func(h hostile) {
+		"a local revocation endpoint": {func(h hostile) {
 			h.issuer.metadata["revocation_endpoint"] = h.victim.URL + "/revoke"
 		}, "revocation_endpoint: "},
 		"a login page that is a script": {func(h hostile) {
@@ -164,7 +164,7 @@ func TestHostileMetadata(t *testing.T) {
 			}
 			wantError(t, err, row.want)
 			if got := slices.Concat(h.victim.paths(), h.secure.paths()); len(got) > 0 {
-				t.Errorf("asked for %q", got)
+				t.Errorf("requested %q", got)
 			}
 			if slices.Contains(h.issuer.paths(), "/elsewhere") {
 				t.Error("a POST was redirected")
@@ -178,8 +178,8 @@ func TestRedirectsOfMetadata(t *testing.T) {
 		hops int
 		ok   bool
 	}{
-		"are followed":           {maxRedirects, true},
-		"are followed not often": {maxRedirects + 1, false},
+		"up to the limit": {maxRedirects, true},
+		"over the limit":  {maxRedirects + 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -196,11 +196,11 @@ func TestRedirectsOfMetadata(t *testing.T) {
 	}
 }
 
-// A proxy connects to addresses that the guard cannot see.
-func TestOnlyTrustedHostsUseAProxy(t *testing.T) {
+// A proxy may connect to addresses that the guard cannot check.
+func TestProxyIsForTrustedHosts(t *testing.T) {
 	g := newGuard(mustParse("https://mcp.example"), nil)
 	if g.public.Proxy != nil || g.trusted.Proxy == nil {
-		t.Error("the proxy of the environment is used for hosts that are not trusted")
+		t.Error("requests to hosts that are not trusted use the proxy of the environment")
 	}
 }
 

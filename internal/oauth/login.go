@@ -14,8 +14,8 @@ import (
 // offlineAccess is the scope that some authorization servers require for refresh tokens.
 const offlineAccess = "offline_access"
 
-// A Pending is a login in progress. The caller seals it into the state parameter, which comes back with
-// the callback. It contains a secret.
+// A Pending is a login in progress. The caller seals it into the state parameter, which comes back
+// with the callback. It contains a secret.
 type Pending struct {
 	Account     string   `json:"account,omitempty"`
 	Issuer      string   `json:"issuer"`
@@ -30,9 +30,9 @@ type Pending struct {
 func (Pending) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Pending") }
 
 // Begin finds out where to log in, registers a client if needed, and returns the URL of the
-// authorization server to open in a browser. The browser comes back to redirectURL with the state that
-// seal returns. clientDocument is where the caller publishes a client-ID metadata document; it is used
-// if it is an https URL.
+// authorization server to open in a browser. The browser comes back to redirectURL with the state
+// that seal returns. clientDocument is where the caller publishes a client-ID metadata document; it
+// is used if it is an https URL.
 func (a *Account) Begin(
 	ctx context.Context, redirectURL, clientDocument string, seal func(*Pending) (state string),
 ) (address string, err error) {
@@ -134,8 +134,8 @@ func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err
 	return err
 }
 
-// callbackCode returns the code of a callback. It compares the issuer first (RFC 9207): the callback
-// may come from another authorization server, whose error text must not be shown.
+// callbackCode returns the code of a callback. It compares the issuer first (RFC 9207): the
+// callback may come from another authorization server, whose error text must not be shown.
 func callbackCode(metadata *serverMetadata, query url.Values) (string, error) {
 	for _, name := range []string{"iss", "error", "error_description", "code"} {
 		if len(query[name]) > 1 {

@@ -29,7 +29,7 @@ func TestAuthorizationRequest(t *testing.T) {
 	}
 }
 
-func TestALoginNeedsAState(t *testing.T) {
+func TestLoginNeedsAState(t *testing.T) {
 	w := newWorld(t)
 	_, err := w.server().Account("").Begin(t.Context(), redirectURL, "", func(*Pending) string { return "" })
 	wantError(t, err, "no state")
@@ -43,18 +43,18 @@ func TestScopes(t *testing.T) {
 		issuer     []string // scopes_supported of the issuer
 		want       string
 	}{
-		"are those of the configuration": {[]string{"c"}, `Bearer scope="h"`, []string{"r"},
+		"of the configuration": {[]string{"c"}, `Bearer scope="h"`, []string{"r"},
 			[]string{"offline_access"}, "c"},
-		"are those of the challenge":           {nil, `Bearer scope="h i"`, []string{"r"}, nil, "h i"},
-		"are those that the resource supports": {nil, `Bearer`, []string{"r", "s"}, []string{"x"}, "r s"},
-		"are omitted":                          {nil, `Bearer`, nil, []string{"x"}, ""},
-		"have offline_access, if the issuer supports it": {nil, `Bearer scope="h"`, nil,
+		"of the challenge": {nil, `Bearer scope="h i"`, []string{"r"}, nil, "h i"},
+		"of the resource":  {nil, `Bearer`, []string{"r", "s"}, []string{"x"}, "r s"},
+		"none":             {nil, `Bearer`, nil, []string{"x"}, ""},
+		"offline_access if the issuer supports it": {nil, `Bearer scope="h"`, nil,
 			[]string{"h", "offline_access"}, "h offline_access"},
-		"have offline_access only, if nothing else is asked for": {nil, `Bearer`, nil, []string{"offline_access"},
+		"only offline_access": {nil, `Bearer`, nil, []string{"offline_access"},
 			"offline_access"},
-		"have offline_access once": {nil, `Bearer scope="offline_access h"`, nil,
+		"offline_access once": {nil, `Bearer scope="offline_access h"`, nil,
 			[]string{"offline_access"}, "offline_access h"},
-		"have no offline_access that the resource only mentions": {nil, `Bearer`, []string{"r"}, []string{"r"}, "r"},
+		"no offline_access if only the resource supports it": {nil, `Bearer`, []string{"r"}, []string{"r"}, "r"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -63,7 +63,7 @@ func TestScopes(t *testing.T) {
 			w.issuer.metadata["scopes_supported"] = row.issuer
 			a := w.server().Account("")
 			_, _ = w.refuse(a, "", row.challenge)
-			// Another process finishes what this one has begun.
+			// Another process completes the login.
 			query := w.login(w.server().Account(""))
 			if got := query.Get("scope"); got != row.want || query.Has("scope") != (row.want != "") {
 				t.Errorf("scope %q, want %q", got, row.want)
@@ -79,43 +79,43 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-func TestTheCallback(t *testing.T) {
+func TestCallback(t *testing.T) {
 	for name, row := range map[string]struct {
 		advertised bool
 		change     func(w *world, query url.Values)
-		want       string // part of the error, "" if it is good
+		want       string // part of the error, "" for none
 	}{
-		"is good without iss": {false, func(*world, url.Values) {}, ""},
-		"is good with the right iss": {false,
+		"no iss": {false, func(*world, url.Values) {}, ""},
+		"the right iss": {false,
 			func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
-		"is good with the right iss that is needed": {true,
+		"the right iss if required": {true,
 			func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
-		"is refused without the iss that is needed": {true, func(*world, url.Values) {}, "no iss"},
-		"is refused with another iss that is needed": {true,
+		"no iss although required": {true, func(*world, url.Values) {}, "no iss"},
+		"another iss if required": {true,
 			func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
-		"is refused with another iss that is not needed": {false,
+		"another iss if not required": {false,
 			func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
-		"is refused with an iss that is equal but for a /": {true,
+		"an iss with an added slash": {true,
 			func(w *world, q url.Values) { q.Set("iss", w.issuer.name+"/") }, "the callback comes from issuer"},
-		"is refused with an empty iss": {false, func(_ *world, q url.Values) { q.Set("iss", "") },
+		"an empty iss": {false, func(_ *world, q url.Values) { q.Set("iss", "") },
 			"the callback comes from issuer"},
-		"is refused with two iss": {true,
+		"two iss": {true,
 			func(w *world, q url.Values) { q["iss"] = []string{w.issuer.name, w.issuer.name} }, "more than one iss"},
-		"is refused with two codes": {false, func(_ *world, q url.Values) { q.Add("code", "x") },
+		"two codes": {false, func(_ *world, q url.Values) { q.Add("code", "x") },
 			"more than one code"},
-		"is refused without a code": {false, func(_ *world, q url.Values) { q.Del("code") },
+		"no code": {false, func(_ *world, q url.Values) { q.Del("code") },
 			"no code"},
-		"says why the login was refused": {false, func(_ *world, q url.Values) {
+		"an error": {false, func(_ *world, q url.Values) {
 			q.Set("error", "access_denied")
 			q.Set("error_description", "not\nyou"+strings.Repeat("!", 1000))
 		}, "access_denied not you!"},
-		"does not say what another issuer says": {false, func(_ *world, q url.Values) {
+		"an error of another issuer": {false, func(_ *world, q url.Values) {
 			q.Set("iss", "https://evil.example")
 			q.Set("error", "call_this_number")
 		}, "the callback comes from issuer"},
-		"is refused for another account": {false, func(w *world, _ url.Values) { w.pending.Account = "bob" },
+		"another account": {false, func(w *world, _ url.Values) { w.pending.Account = "bob" },
 			"another account"},
-		"is refused with another verifier": {false, func(w *world, _ url.Values) { w.pending.Verifier = "x" },
+		"another verifier": {false, func(w *world, _ url.Values) { w.pending.Verifier = "x" },
 			"invalid_grant"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -149,8 +149,8 @@ func TestTheCallback(t *testing.T) {
 	}
 }
 
-// The state of a login may come back to another process, after a restart.
-func TestAnotherProcessFinishes(t *testing.T) {
+// A login may be completed by another process, after a restart.
+func TestAnotherProcessCompletesTheLogin(t *testing.T) {
 	w := newWorld(t)
 	address, err := w.begin(w.server().Account("ann"))
 	if err != nil {
@@ -184,16 +184,16 @@ func TestAnotherProcessFinishes(t *testing.T) {
 	}
 }
 
-func TestTokenAnswersAreRefused(t *testing.T) {
+func TestRefusedTokenResponses(t *testing.T) {
 	for name, row := range map[string]struct {
 		extra map[string]any
 		want  string
 	}{
-		"of another type":               {map[string]any{"token_type": "DPoP"}, "DPoP"},
-		"without a type":                {map[string]any{"token_type": ""}, "token_type"},
-		"without a token":               {map[string]any{"access_token": ""}, "no token"},
-		"with a token of two lines":     {map[string]any{"access_token": "a\r\nX-Evil: b"}, "cannot be sent"},
-		"with an error despite the 200": {map[string]any{"error": "invalid_scope"}, "invalid_scope"},
+		"of another type":              {map[string]any{"token_type": "DPoP"}, "DPoP"},
+		"without a type":               {map[string]any{"token_type": ""}, "token_type"},
+		"without a token":              {map[string]any{"access_token": ""}, "no token"},
+		"with a token of two lines":    {map[string]any{"access_token": "a\r\nX-Evil: b"}, "cannot be sent"},
+		"with status 200 and an error": {map[string]any{"error": "invalid_scope"}, "invalid_scope"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -281,7 +281,7 @@ func TestOtherProcessesSeeALogout(t *testing.T) {
 	}
 }
 
-func TestACallerWhoHasGoneIsNoFailure(t *testing.T) {
+func TestCanceledLoginIsNotAFailure(t *testing.T) {
 	w := newWorld(t)
 	a := w.server().Account("")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -297,7 +297,7 @@ func TestACallerWhoHasGoneIsNoFailure(t *testing.T) {
 	}
 }
 
-func TestLogoutForgetsTokensThatCannotBeRevoked(t *testing.T) {
+func TestLogoutRemovesTokensThatCannotBeRevoked(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 503, "" } })

@@ -1,10 +1,10 @@
-// Package oauth logs in to protected resources with OAuth 2.1, as the authorization part of the Model
-// Context Protocol (2025-11-25 and 2026-07-28) requires of clients. It finds the authorization server of
-// a resource, registers a client there, lets users log in, and refreshes tokens. Only one process
-// refreshes a token at a time.
+// Package oauth logs in to protected resources with OAuth 2.1, as the authorization part of the
+// Model Context Protocol (2025-11-25 and 2026-07-28) requires of clients. It finds the
+// authorization server of a resource, registers a client there, lets users log in, and refreshes
+// tokens. Only one process refreshes a token at a time.
 //
-// Metadata come from servers that may be hostile, so requests go only to public addresses over https;
-// see [Config.TrustedHosts].
+// Metadata come from servers that may be hostile, so requests go only to public addresses over
+// https; see [Config.TrustedHosts].
 package oauth
 
 import (
@@ -22,7 +22,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// ErrLoginRequired reports that a user must log in, see [Account.Begin]. Errors that wrap it say why.
+// ErrLoginRequired reports that a user must log in, see [Account.Begin]. Errors that wrap it say
+// why.
 var ErrLoginRequired = errors.New("login required")
 
 // A Grant is a way to get tokens.
@@ -52,26 +53,27 @@ type Config struct {
 	// Key of ClientID for private_key_jwt, RSA, ECDSA P-256 or Ed25519. Default: none.
 	PrivateKey crypto.Signer
 
-	// With ClientCredentials: returns a JWT that authenticates the client instead of its credentials
-	// (RFC 7523), such as that of a workload. Default: none.
+	// With ClientCredentials: returns a JWT that authenticates the client instead of its
+	// credentials (RFC 7523), such as that of a workload. Default: none.
 	Assertion func() (string, error)
 
 	// The authorization server that ClientID belongs to. Its metadata come from Issuer itself,
 	// regardless of the resource. Without it, the credentials above are sent to the authorization
-	// server that the resource names: an untrusted resource could name its own. Default: the one that
-	// the resource names.
+	// server that the resource names: an untrusted resource could name its own. Default: the one
+	// that the resource names.
 	Issuer string
 
 	// How to get tokens. Default: AuthorizationCode.
 	Grant Grant
 
-	// Scopes to request instead of those that the resource requires. Default: those of the resource.
+	// Scopes to request instead of those that the resource requires. Default: those of the
+	// resource.
 	Scopes []string
 
-	// Hosts of metadata and authorization servers that may have private addresses and use plain http,
-	// with or without a port. * matches any characters. Only requests to these hosts use the proxy of
-	// the environment (HTTPS_PROXY), because a proxy hides the address that it connects to. Default:
-	// only the origin of Resource.
+	// Hosts of metadata and authorization servers that may have private addresses and use plain
+	// http, with or without a port. * matches any characters. Only requests to these hosts use the
+	// proxy of the environment (HTTPS_PROXY), because a proxy hides the address that it connects
+	// to. Default: only the origin of Resource.
 	TrustedHosts []string
 
 	// Name of the client, which authorization servers show to users.
@@ -103,10 +105,10 @@ type Server struct {
 	accounts *simplelru.LRU[string, *Account]
 	metadata *simplelru.LRU[string, cachedMetadata] // by issuer
 
-	exchanged        *simplelru.LRU[[sha256.Size]byte, *exchanged] // by hash of the caller's token
-	exchangedByToken *simplelru.LRU[string, *exchanged]            // by the exchanged token
-	exchangeTarget   *loginTarget                                  // where tokens are exchanged; nil if unknown
-	metadataURL      string                                        // metadata of the resource, according to a challenge
+	exchanged        *simplelru.LRU[[sha256.Size]byte, *exchangedToken] // by hash of the caller's token
+	exchangedByToken *simplelru.LRU[string, *exchangedToken]            // by the exchanged token
+	exchangeTarget   *loginTarget                                       // where tokens are exchanged; nil if unknown
+	metadataURL      string                                             // of the resource, from a challenge
 }
 
 // New returns a Server. It does not connect to anything.
@@ -117,8 +119,8 @@ func New(config Config) *Server {
 		now:              time.Now,
 		accounts:         newLRU[string, *Account](maxAccounts),
 		metadata:         newLRU[string, cachedMetadata](maxIssuers),
-		exchanged:        newLRU[[sha256.Size]byte, *exchanged](maxExchanged),
-		exchangedByToken: newLRU[string, *exchanged](maxExchanged),
+		exchanged:        newLRU[[sha256.Size]byte, *exchangedToken](maxExchanged),
+		exchangedByToken: newLRU[string, *exchangedToken](maxExchanged),
 	}
 }
 
@@ -168,7 +170,7 @@ type Account struct {
 	notStored bool      // cached is newer than the Store
 	err       error     // last failure; nil after a success
 	failure   error     // why the token could not be refreshed
-	retryAt   time.Time // until when failure is returned
+	retryAt   time.Time // failure is returned until then
 }
 
 // Format keeps secrets out of formatted text.
@@ -250,7 +252,8 @@ func (a *Account) noteResult(err error) {
 	a.err = err
 }
 
-// pauseRetries makes other calls return a failure for a while instead of trying again. nil ends that.
+// pauseRetries makes other calls return a failure for a while instead of trying again. nil ends
+// that.
 func (a *Account) pauseRetries(failure error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -25,7 +25,7 @@ const (
 // registeredMethods are the methods of clients that register themselves, the best one first.
 var registeredMethods = []string{methodBasic, methodPost, methodNone}
 
-// A client is known to an authorization server. It is stored if it was registered.
+// A client is an OAuth client that an authorization server knows. Registered clients are stored.
 type client struct {
 	ID      string    `json:"client_id"`
 	Secret  string    `json:"client_secret,omitempty"`
@@ -189,8 +189,8 @@ func (s *Server) forgetClient(ctx context.Context, c client) error {
 	return s.config.Store.Delete(context.WithoutCancel(ctx), c.key)
 }
 
-// applicationType returns the application type of OpenID Connect Registration. A native application is
-// only reachable from its own machine.
+// applicationType returns the application type of OpenID Connect Registration. A native application
+// is only reachable from its own machine.
 func applicationType(redirectURL string) string {
 	u, err := url.Parse(redirectURL)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-func TestTheClient(t *testing.T) {
+func TestClientID(t *testing.T) {
 	const document, own = "https://gateway.example/client.json", "https://own.example/client.json"
 	documents := func(w *world) { w.issuer.metadata["client_id_metadata_document_supported"] = true }
 	noRegistration := func(w *world) { delete(w.issuer.metadata, "registration_endpoint") }
@@ -20,25 +20,25 @@ func TestTheClient(t *testing.T) {
 		change       []func(*world)
 		want         string // client id, or part of the error
 	}{
-		"is the configured one":                         {"my-client", document, []func(*world){documents}, "my-client"},
-		"is the configured document":                    {own, document, []func(*world){documents}, own},
-		"is the document of the gateway":                {"", document, []func(*world){documents}, document},
-		"is registered, if documents are not supported": {own, document, nil, "client-1"},
-		"is registered, if there is no document":        {"", "", []func(*world){documents}, "client-1"},
-		"is registered, if the document is not https": {"", "http://localhost/client.json", []func(*world){documents},
+		"configured":                              {"my-client", document, []func(*world){documents}, "my-client"},
+		"configured document":                     {own, document, []func(*world){documents}, own},
+		"document of the gateway":                 {"", document, []func(*world){documents}, document},
+		"registered: documents are not supported": {own, document, nil, "client-1"},
+		"registered: no document":                 {"", "", []func(*world){documents}, "client-1"},
+		"registered: the document is not https": {"", "http://localhost/client.json", []func(*world){documents},
 			"client-1"},
-		"is missing, if the issuer does not register": {"", document, []func(*world){noRegistration},
+		"missing: no registration": {"", document, []func(*world){noRegistration},
 			"client_id is not set"},
-		"is missing, if only the document is configured": {own, "", []func(*world){noRegistration}, "client_id is not set"},
-		"is missing, if the issuer refuses to register": {"", "",
+		"missing: only the document is configured": {own, "", []func(*world){noRegistration}, "client_id is not set"},
+		"missing: registration refused": {"", "",
 			[]func(*world){func(w *world) { w.issuer.answer = map[string]any{"error": "access_denied"} }},
 			"access_denied; set client_id"},
-		"is missing, if the issuer answers without one": {"", "",
+		"missing: registration without a client id": {"", "",
 			[]func(*world){func(w *world) { w.issuer.answer = map[string]any{"client_id": ""} }}, "no client_id"},
-		"is missing, if the issuer offers only unknown ways": {"", "", []func(*world){func(w *world) {
+		"missing: unknown authentication methods": {"", "", []func(*world){func(w *world) {
 			w.issuer.metadata["token_endpoint_auth_methods_supported"] = []string{"tls_client_auth"}
 		}}, "set client_id"},
-		"is missing, if the issuer chooses another way": {"", "", []func(*world){func(w *world) {
+		"missing: another authentication method": {"", "", []func(*world){func(w *world) {
 			w.issuer.answer = map[string]any{"token_endpoint_auth_method": "client_secret_jwt"}
 		}}, "client_secret_jwt"},
 	} {
@@ -75,7 +75,7 @@ func TestRegistration(t *testing.T) {
 		"with post rather than none":       {redirectURL, []string{"none", methodPost}, methodPost, "web"},
 		"with none":                        {redirectURL, []string{"none"}, methodNone, "web"},
 		"native at localhost":              {"http://localhost:8080/mcp/oauth/callback", nil, methodBasic, "native"},
-		"native at an address of loopback": {"http://127.0.0.1:8080/mcp/oauth/callback", nil, methodBasic, "native"},
+		"native at a loopback address":     {"http://127.0.0.1:8080/mcp/oauth/callback", nil, methodBasic, "native"},
 		"native at the IPv6 loopback":      {"http://[::1]:8080/mcp/oauth/callback", nil, methodBasic, "native"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -97,17 +97,17 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-func TestARegistration(t *testing.T) {
+func TestRegistrationIsStored(t *testing.T) {
 	for name, row := range map[string]struct {
 		between  func(*world) // the first login and the second one
 		redirect string       // of the second one
 		want     int          // registrations
 	}{
 		"is kept":                        {func(*world) {}, redirectURL, 1},
-		"is of one redirect URL":         {func(*world) {}, redirectURL + "2", 2},
+		"is for one redirect URL":        {func(*world) {}, redirectURL + "2", 2},
 		"is kept until it expires":       {func(w *world) { w.wait(59 * time.Minute) }, redirectURL, 1},
 		"is renewed when it has expired": {func(w *world) { w.wait(61 * time.Minute) }, redirectURL, 2},
-		"is renewed when the issuer says invalid_client at the end of a login": {func(w *world) {
+		"is renewed after invalid_client at the end of a login": {func(w *world) {
 			w.issuer.change(func() {
 				w.issuer.fail = func(url.Values) (int, string) { return http.StatusUnauthorized, "invalid_client" }
 			})
@@ -118,9 +118,9 @@ func TestARegistration(t *testing.T) {
 			}
 			wantError(w.t, a.Finish(w.t.Context(), w.pending, w.issuer.authorize(w.t, address)), "invalid_client")
 		}, redirectURL, 2},
-		"is of one issuer": {func(w *world) {
+		"is for one issuer": {func(w *world) {
 			w.issuer = newIssuer(w.t, "")
-			w.issuer.registered = []map[string]any{nil} // that of the other issuer
+			w.issuer.registered = []map[string]any{nil} // counts that of the other issuer
 			w.prm["authorization_servers"] = []string{w.issuer.name}
 		}, redirectURL, 2},
 	} {
@@ -140,8 +140,8 @@ func TestARegistration(t *testing.T) {
 	}
 }
 
-// Two processes that begin a login at once register once.
-func TestRegistrationsAtOnce(t *testing.T) {
+// Two processes that start a login at the same time register once.
+func TestConcurrentRegistrations(t *testing.T) {
 	w := newWorld(t)
 	done := make(chan error)
 	for range 4 {
@@ -161,7 +161,7 @@ func TestRegistrationsAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheClientAuthenticates(t *testing.T) {
+func TestClientAuthentication(t *testing.T) {
 	for name, row := range map[string]struct {
 		config  func(*Config)
 		offered []string
@@ -174,13 +174,13 @@ func TestTheClientAuthenticates(t *testing.T) {
 			url.Values{"basic_id": {"a"}, "basic_secret": {"s"}}, []string{"client_id"}},
 		"with parameters": {func(c *Config) { c.ClientID, c.ClientSecret = "a", "s" }, []string{methodPost},
 			url.Values{"client_id": {"a"}, "client_secret": {"s"}}, []string{"basic_id"}},
-		"with its name only": {func(c *Config) { c.ClientID = "a" }, []string{"none"},
+		"with its id only": {func(c *Config) { c.ClientID = "a" }, []string{"none"},
 			url.Values{"client_id": {"a"}}, []string{"basic_id", "client_secret"}},
 		"with the secret of the registration": {func(*Config) {}, []string{methodPost},
 			url.Values{"client_id": {"client-1"}, "client_secret": {"registered-secret"}}, []string{"basic_id"}},
 		"without the secret of a public registration": {func(*Config) {}, []string{"none"},
 			url.Values{"client_id": {"client-1"}}, []string{"basic_id", "client_secret"}},
-		"without a secret, if it has a document": {func(c *Config) {
+		"without a secret if it has a document": {func(c *Config) {
 			c.ClientID, c.ClientSecret = "https://own.example/client.json", "s"
 		}, nil,
 			url.Values{"client_id": {"https://own.example/client.json"}}, []string{"basic_id", "client_secret"}},
@@ -209,7 +209,7 @@ func TestTheClientAuthenticates(t *testing.T) {
 	}
 }
 
-func TestATextOfAServerIsBounded(t *testing.T) {
+func TestTextsOfServersAreLimited(t *testing.T) {
 	text := printable("a\x1b[31m\r\nb\u2028" + string(make([]byte, 1000)) + "\xff")
 	if len([]rune(text)) > 201 || text[:7] != "a [31m " {
 		t.Errorf("%q", text)
@@ -226,7 +226,7 @@ func TestATextOfAServerIsBounded(t *testing.T) {
 	}
 }
 
-func TestAnIssuerThatRegistersWithoutSecret(t *testing.T) {
+func TestRegistrationWithoutSecret(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.answer = map[string]any{"client_secret": ""}
 	w.login(w.server().Account(""))
@@ -235,8 +235,8 @@ func TestAnIssuerThatRegistersWithoutSecret(t *testing.T) {
 	}
 }
 
-// Another process may have registered again when this one learns that the client is unknown.
-func TestANewRegistrationIsNotForgotten(t *testing.T) {
+// Another process may have registered again when this process learns that the client is unknown.
+func TestNewRegistrationIsKept(t *testing.T) {
 	w := newWorld(t)
 	s := w.server()
 	w.login(s.Account(""))
@@ -249,8 +249,8 @@ func TestANewRegistrationIsNotForgotten(t *testing.T) {
 	}
 }
 
-// The tokens of one client are not refreshed by another.
-func TestALoginOfARegistrationThatHasEnded(t *testing.T) {
+// The tokens of one client are not refreshed by another client.
+func TestLoginOfRemovedRegistration(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.answer = map[string]any{"client_secret_expires_at": time.Now().Add(time.Hour).Unix()}
 	s := w.server()

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Accepted is called when the server has answered a request with this token with a status other than
-// 401. [Account.Rejected] uses that: a server that has never accepted a token of a login will not accept
-// the next one either.
+// Accepted records that the server has answered a request with this token with a status other than
+// 401. [Account.Rejected] uses that: a server that has never accepted a token of a login will not
+// accept the next one either.
 func (a *Account) Accepted(ctx context.Context, token string) {
 	if a.server.config.Grant == TokenExchange {
 		a.server.acceptExchanged(token)
@@ -31,15 +31,16 @@ func (a *Account) Accepted(ctx context.Context, token string) {
 	a.noteResult(err)
 }
 
-// Rejected is called when the server has answered a request with this token ("" for none) with 401 or
-// 403. It returns another token for one more attempt, an error that wraps [ErrLoginRequired] if a user
-// must log in, or why a login would not help. challenges are the values of WWW-Authenticate.
+// Rejected handles a 401 or 403 of the server to a request with this token ("" for none). It
+// returns another token for one more attempt, an error that wraps [ErrLoginRequired] if a user must
+// log in, or why a login would not help. challenges are the values of WWW-Authenticate.
 //
-// A login would not help if the current login has requested all scopes that the server requires, or if
-// no token of it was ever accepted. The error does not wrap ErrLoginRequired then. Begin is possible
-// anyway.
+// A login would not help if the current login has requested all scopes that the server requires, or
+// if no token of it was ever accepted. The error does not wrap ErrLoginRequired then. Begin is
+// possible anyway.
 //
-// With [TokenExchange] it returns "" without an error if [Account.Exchange] can be called once more.
+// With [TokenExchange] it returns "" without an error if [Account.Exchange] can be called once
+// more.
 func (a *Account) Rejected(ctx context.Context, token string, status int, challenges []string) (string, error) {
 	s := a.server
 	asked := parseChallenges(challenges)
@@ -78,7 +79,7 @@ func (a *Account) Rejected(ctx context.Context, token string, status int, challe
 	return l.AccessToken, nil
 }
 
-// A step is what to do next about a rejected token.
+// A step is a reaction to a rejected token.
 type step int
 
 const (
@@ -87,8 +88,8 @@ const (
 	obtainToken // with the credentials of the client
 )
 
-// nextStep returns what to do about a rejected token. It notes in the login what the server requires of
-// the next one.
+// nextStep returns how to react to a rejected token. It notes in the login what the server requires
+// of the next one.
 func (s *Server) nextStep(l *login, token string, asked challenge) (next step, err error) {
 	if asked.metadata != "" {
 		l.Demand.Metadata = asked.metadata
@@ -115,8 +116,8 @@ func (s *Server) nextStep(l *login, token string, asked challenge) (next step, e
 	return noStep, err
 }
 
-// demandScopes notes that the next login must request more scopes. It returns [ErrLoginRequired], or why
-// a login would not help.
+// demandScopes notes that the next login must request more scopes. It returns [ErrLoginRequired],
+// or why a login would not help.
 func (s *Server) demandScopes(l *login, demanded []string) error {
 	text := printable(strings.Join(demanded, " "))
 	switch configured := s.config.Scopes; {
@@ -137,8 +138,8 @@ func (s *Server) rejectedError(l *login) error {
 	return fmt.Errorf("the server does not accept the tokens of %s", printable(l.Issuer))
 }
 
-// renewRefused renews a token that the server has rejected, unless the resource has moved to another
-// authorization server: tokens of the old one are not sent there.
+// renewRefused renews a token that the server has rejected, unless the resource has moved to
+// another authorization server: tokens of the old one are not sent there.
 func (a *Account) renewRefused(ctx context.Context, l *login) error {
 	s := a.server
 	found, err := s.discover(ctx, l.Demand.Metadata, l.Issuer)

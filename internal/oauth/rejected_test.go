@@ -19,7 +19,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-func TestALoginIsRequired(t *testing.T) {
+func TestLoginRequired(t *testing.T) {
 	w := newWorld(t)
 	a := w.server().Account("")
 	if got := w.token(a); got != "" {
@@ -31,11 +31,11 @@ func TestALoginIsRequired(t *testing.T) {
 		}
 	}
 	if got := slices.Concat(w.resource.paths(), w.issuer.paths()); len(got) > 0 {
-		t.Errorf("asked for %q", got)
+		t.Errorf("requested %q", got)
 	}
 }
 
-func TestA403WithoutDemandIsFinal(t *testing.T) {
+func TestPlain403IsFinal(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	_, err := a.Rejected(t.Context(), w.token(a), http.StatusForbidden, []string{`Bearer error="invalid_token"`})
@@ -44,8 +44,8 @@ func TestA403WithoutDemandIsFinal(t *testing.T) {
 	}
 }
 
-// A 401 for a token that another process has replaced needs no request.
-func TestARejectedTokenIsReplacedByANewerOne(t *testing.T) {
+// If another process has replaced a token, a 401 for the old one needs no request.
+func TestRejectedTokenIsReplacedByANewerOne(t *testing.T) {
 	w := newWorld(t)
 	a, b := w.loggedIn(), w.server().Account("")
 	old := w.token(b)
@@ -56,31 +56,31 @@ func TestARejectedTokenIsReplacedByANewerOne(t *testing.T) {
 	if token, err := w.refuse(b, old); err != nil || token != w.current() {
 		t.Errorf("token %q, error %v, want %q", token, err, w.current())
 	}
-	// A call that was sent before the login.
+	// This call was sent before the login.
 	if token, err := w.refuse(b, ""); err != nil || token != w.current() {
 		t.Errorf("token %q, error %v, want %q", token, err, w.current())
 	}
 	if got := w.issuer.requests(); len(got) > 0 {
 		t.Errorf("requests %v", got)
 	}
-	// The newer one has expired meanwhile.
+	// The newer token has expired meanwhile.
 	w.wait(2 * time.Hour)
 	if token, err := w.refuse(b, old); err != nil || token != w.current() || len(w.issuer.requests()) != 1 {
 		t.Errorf("token %q, error %v, want %q", token, err, w.current())
 	}
 }
 
-func TestAServerThatAnswers401ForEver(t *testing.T) {
+func TestServerThatAlwaysReturns401(t *testing.T) {
 	for name, row := range map[string]struct {
 		refreshes bool // the issuer gives refresh tokens
 		accepted  bool // the server has accepted a token of the login
 		tries     int
-		login     bool // a person is asked in the end
+		login     bool // a login is required at the end
 	}{
-		"a new login does not help":                              {false, false, 1, false},
-		"a new login does not help, nor does a refresh":          {true, false, 2, false},
-		"a login that was good is asked for again":               {false, true, 1, true},
-		"a login that was good is asked for again after refresh": {true, true, 2, true},
+		"a new token":                     {false, false, 1, false},
+		"a new token and a refresh":       {true, false, 2, false},
+		"an accepted token":               {false, true, 1, true},
+		"an accepted token and a refresh": {true, true, 2, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -108,7 +108,7 @@ func TestAServerThatAnswers401ForEver(t *testing.T) {
 				return
 			}
 			wantError(t, err, "does not accept")
-			// Later calls, of other processes too, end without a request.
+			// Later calls end without a request, also those of other processes.
 			w.issuer.requests()
 			w.resource.paths()
 			for _, later := range []*Account{a, w.server().Account("")} {
@@ -117,9 +117,9 @@ func TestAServerThatAnswers401ForEver(t *testing.T) {
 				}
 			}
 			if len(w.issuer.requests())+len(w.resource.paths()) > 0 {
-				t.Error("asked again")
+				t.Error("a later call sent a request")
 			}
-			// A person may log in nevertheless, and is not asked for another login either.
+			// A person may still log in, but another login is not required either.
 			w.login(a)
 			token, err = w.refuse(a, w.token(a))
 			if err == nil {
@@ -132,8 +132,8 @@ func TestAServerThatAnswers401ForEver(t *testing.T) {
 	}
 }
 
-// A token that was accepted after a refresh can be refreshed again.
-func TestEveryRefreshThatHelpsCanBeRepeated(t *testing.T) {
+// A token can be refreshed again if the server accepted it after the last refresh.
+func TestSuccessfulRefreshCanBeRepeated(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	for range 3 {
@@ -145,8 +145,8 @@ func TestEveryRefreshThatHelpsCanBeRepeated(t *testing.T) {
 	}
 }
 
-// A token that was never sent says nothing about the next one.
-func TestARoutineRefreshCanBeFollowedByAnother(t *testing.T) {
+// A token that was never sent does not affect the next one.
+func TestRoutineRefreshCanBeFollowedByAnother(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	if _, err := w.refuse(a, w.token(a)); err != nil {
@@ -164,11 +164,11 @@ func TestStepUp(t *testing.T) {
 		demanded   string
 		want       string // scope of the next login, or part of the error
 	}{
-		"asks for all scopes together":           {nil, "b", "a b"},
-		"asks for each scope once":               {nil, "b a", "a b"},
-		"ends if the login has asked for it":     {nil, "a", "which the login has already requested"},
-		"ends if nothing is demanded":            {nil, "", "which the login has already requested"},
-		"ends if it is not among the configured": {[]string{"a"}, "b", "which are not configured"},
+		"requests all scopes together":        {nil, "b", "a b"},
+		"requests each scope once":            {nil, "b a", "a b"},
+		"ends if the scope was requested":     {nil, "a", "which the login has already requested"},
+		"ends if no scope is demanded":        {nil, "", "which the login has already requested"},
+		"ends if the scope is not configured": {[]string{"a"}, "b", "which are not configured"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -184,9 +184,9 @@ func TestStepUp(t *testing.T) {
 				return
 			}
 			if w.token(a) != token {
-				t.Error("the token is no longer used for the rest")
+				t.Error("other requests no longer use the token")
 			}
-			// Another process begins the login.
+			// Another process starts the login.
 			b := w.server().Account("")
 			if got := w.login(b).Get("scope"); got != row.want {
 				t.Errorf("scope %q, want %q", got, row.want)
@@ -221,7 +221,7 @@ func TestMigrationToAnotherIssuer(t *testing.T) {
 	if len(w.issuer.registered) != 1 || w.token(a) != w.current() {
 		t.Error("not registered at the new issuer")
 	}
-	// One of several issuers may go as long as ours stays.
+	// One of several issuers may be removed as long as ours remains.
 	w.prm["authorization_servers"] = []string{old.name, w.issuer.name}
 	if token, err := w.refuse(a, w.token(a)); err != nil || token != w.current() {
 		t.Errorf("token %q, error %v, want %q", token, err, w.current())
@@ -292,7 +292,7 @@ func TestClientCredentials(t *testing.T) {
 	}
 }
 
-func TestAServerThatNeverAcceptsClientCredentials(t *testing.T) {
+func TestServerThatRefusesClientCredentials(t *testing.T) {
 	w := newWorld(t)
 	w.config.Grant, w.config.ClientID, w.config.ClientSecret = ClientCredentials, "me", "my-secret"
 	a := w.server().Account("")
@@ -360,8 +360,8 @@ func TestPrivateKeys(t *testing.T) {
 	}
 }
 
-// A token that is about to expire would be refused on the next try as well.
-func TestARejectedTokenIsNotReplacedByOneThatIsAboutToExpire(t *testing.T) {
+// A token that expires soon would be refused at the next attempt as well.
+func TestRejectedTokenIsNotReplacedByAnExpiringOne(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.lifetime = 10
 	a, b := w.loggedIn(), w.server().Account("")
@@ -376,8 +376,8 @@ func TestARejectedTokenIsNotReplacedByOneThatIsAboutToExpire(t *testing.T) {
 	}
 }
 
-// A token that was renewed after a refusal may expire on its way to the server.
-func TestATokenThatExpiredOnTheWayIsRenewedAgain(t *testing.T) {
+// A token that was renewed after a refusal may expire before the server receives it.
+func TestTokenThatExpiresInTransit(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.lifetime = 10
 	a := w.loggedIn()
@@ -391,8 +391,9 @@ func TestATokenThatExpiredOnTheWayIsRenewedAgain(t *testing.T) {
 	}
 }
 
-// A workload has a token of its platform in place of credentials. It is read for each request.
-func TestAnAssertionInPlaceOfCredentials(t *testing.T) {
+// A workload has a token of its platform instead of credentials. The token is read for each
+// request.
+func TestAssertionInsteadOfCredentials(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.lifetime = 60
 	n := 0

@@ -32,9 +32,13 @@ func (s *shared) Load(ctx context.Context, key string) ([]byte, error) {
 	return value, err
 }
 
-// How long Store retries while the shared store is unavailable, and how often. The lock is held for
-// longer. If a token is not stored, other replicas use the old one again.
-const storeTime, storePause = 10 * time.Second, 250 * time.Millisecond
+const (
+	// storeTime is how long Store retries while the shared store is unavailable. The lock is held
+	// for longer. If a token is not stored, other replicas use the old one again.
+	storeTime = 10 * time.Second
+	// storePause is the pause between two attempts.
+	storePause = 250 * time.Millisecond
+)
 
 func (s *shared) Store(ctx context.Context, key string, value []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, storeTime)

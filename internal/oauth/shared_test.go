@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// replica returns a Server of a replica.
+// replica returns a Server that shares its logins with other replicas.
 func (w *world) replica(engine replicas.Engine) *Server {
 	w.config.Store = Shared(replicastest.Replica(w.t, engine).Space("logins"))
 	return w.server()
@@ -27,7 +27,7 @@ func TestShared(t *testing.T) {
 			replicastest.Replica(t, engine).Space("logins"),
 		)
 	if _, err := a.Load(t.Context(), "oauth/a"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("nothing: %v", err)
+		t.Errorf("empty store: %v", err)
 	}
 	for _, value := range []string{"secret", "another secret"} {
 		if err := a.Store(t.Context(), "oauth/a", []byte(value)); err != nil {
@@ -54,11 +54,12 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// A login at one replica is one at all: begun here, finished there, and ended at once everywhere.
-func TestLoginOfReplicas(t *testing.T) {
+// A login at one replica counts at all. It starts here, is completed at another replica, and ends
+// everywhere at once.
+func TestLoginIsSharedByReplicas(t *testing.T) {
 	w, engine := newWorld(t), replicastest.New()
 	a, b, c := w.replica(engine).Account("ann"), w.replica(engine).Account("ann"), w.replica(engine).Account("ann")
-	for _, account := range []*Account{a, b, c} { // nothing, for a moment
+	for _, account := range []*Account{a, b, c} { // caches the missing login
 		if got := w.token(account); got != "" {
 			t.Fatalf("token %q", got)
 		}
@@ -70,7 +71,7 @@ func TestLoginOfReplicas(t *testing.T) {
 	if err := b.Finish(t.Context(), w.pending, w.issuer.authorize(t, address)); err != nil {
 		t.Fatal(err)
 	}
-	c.DropCache() // replica b has changed the login
+	c.DropCache() // as after a change by replica b
 	if got := w.token(c); got != w.current() || got == "" {
 		t.Errorf("token %q, want %q", got, w.current())
 	}
@@ -83,7 +84,8 @@ func TestLoginOfReplicas(t *testing.T) {
 	}
 }
 
-// While the store is unavailable, a token that is good goes on being used. Then calls fail, and say why.
+// While the store is unavailable, a valid token is still used. After that, calls fail with the
+// reason.
 func TestTokenWhileTheStoreIsUnavailable(t *testing.T) {
 	w, engine := newWorld(t), replicastest.New()
 	s := w.replica(engine)
@@ -92,12 +94,12 @@ func TestTokenWhileTheStoreIsUnavailable(t *testing.T) {
 	token := w.token(a)
 	w.issuer.requests()
 	engine.Down.Store(true)
-	w.wait(time.Minute) // it is time to look for another login
+	w.wait(time.Minute) // the cached login is checked again
 	if got := w.token(a); got != token {
 		t.Errorf("token %q, want %q", got, token)
 	}
 	if _, err := s.Account("ann").Token(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
-		t.Errorf("of an account that is not known: %v", err)
+		t.Errorf("unknown account: %v", err)
 	}
 	w.wait(2 * time.Hour)
 	_, err := a.Token(t.Context())

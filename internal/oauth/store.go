@@ -24,9 +24,9 @@ type Store interface {
 	Unlock(ctx context.Context, name string) error
 }
 
-// Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is derived from
-// key with HKDF. A value is bound to its storage key and cannot be moved. A value that cannot be decrypted
-// counts as missing, so that a new login can replace it.
+// Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is derived
+// from key with HKDF. A value is bound to its storage key and cannot be moved. A value that cannot
+// be decrypted counts as missing, so that a new login can replace it.
 func Encrypted(s Store, key []byte) Store {
 	derived, err := hkdf.Key(sha256.New, key, nil, "oauth store", 32)
 	if err != nil {
@@ -68,7 +68,8 @@ func (e encrypted) Delete(ctx context.Context, key string) error  { return e.inn
 func (e encrypted) Lock(ctx context.Context, name string) error   { return e.inner.Lock(ctx, name) }
 func (e encrypted) Unlock(ctx context.Context, name string) error { return e.inner.Unlock(ctx, name) }
 
-// storeKey returns the key of a value. It hashes the parts, which may have any characters and length.
+// storeKey returns the key of a value. It hashes the parts, which may have any characters and
+// length.
 func (s *Server) storeKey(kind string, parts ...string) string {
 	hash := sha256.New()
 	for _, part := range parts {
@@ -93,7 +94,8 @@ func loadJSON[T any](ctx context.Context, s Store, key string) (value T, err err
 	return value, nil
 }
 
-// storeJSON stores a value, even if ctx is canceled: without a rotated refresh token the login is lost.
+// storeJSON stores a value, even if ctx is canceled: without a rotated refresh token the login is
+// lost.
 func storeJSON(ctx context.Context, s Store, key string, value any) error {
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -161,8 +163,8 @@ func (a *Account) load(ctx context.Context) (login, error) {
 	return l, err
 }
 
-// update changes the login with f while no other process can, and stores it, even if f fails. The caller
-// holds the lock.
+// update changes the login with f while no other process can, and stores it, even if f fails. The
+// caller holds the lock.
 func (a *Account) update(ctx context.Context, f func(*login) error) (login, error) {
 	store := a.server.config.Store
 	if err := store.Lock(ctx, a.key); err != nil {

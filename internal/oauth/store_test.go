@@ -43,8 +43,8 @@ func TestEncrypted(t *testing.T) {
 	}
 }
 
-// A login takes the place of one that can no longer be read.
-func TestALoginThatCannotBeRead(t *testing.T) {
+// A new login replaces one that can no longer be decrypted.
+func TestUnreadableLogin(t *testing.T) {
 	w := newWorld(t)
 	w.config.Store = Encrypted(w.store, []byte("key"))
 	w.loggedIn()
@@ -73,7 +73,7 @@ func TestALoginThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// Keys of parts that run together differ.
+// Keys differ even if their parts are equal when joined.
 func TestStoreKeys(t *testing.T) {
 	s := New(Config{Resource: mustParse("https://a")})
 	if s.storeKey("a", "b", "c") == s.storeKey("a", "bc", "") ||

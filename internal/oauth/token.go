@@ -14,19 +14,19 @@ import (
 const (
 	// retryTime is how long an authorization server that failed is not tried again.
 	retryTime = time.Second
-	// cacheTime is how long a cached token is used before the Store is read again: another process may
-	// have logged out, or logged in as another user.
+	// cacheTime is how long a cached token is used before the Store is read again: another process
+	// may have logged out, or logged in as another user.
 	cacheTime = 5 * time.Second
 )
 
-// fresh reports whether the access token is valid and need not be refreshed yet. A token is refreshed
-// half a minute before it expires, a short-lived one after two fifths of its lifetime.
+// fresh reports whether the access token is valid and need not be refreshed yet. A token is
+// refreshed half a minute before it expires, a short-lived one after two fifths of its lifetime.
 func (l login) fresh(now time.Time) bool {
 	return l.validFor(now, min(l.Expires.Sub(l.Obtained)*3/5, 30*time.Second))
 }
 
-// usable reports whether the access token is still valid. Servers count in whole seconds, so a token may
-// expire up to a second early.
+// usable reports whether the access token is still valid. Servers count in whole seconds, so a
+// token may expire up to a second early.
 func (l login) usable(now time.Time) bool {
 	return l.validFor(now, min(l.Expires.Sub(l.Obtained)/2, time.Second))
 }
@@ -50,10 +50,10 @@ func (s *Server) renewable(l login) bool {
 	return l.AccessToken != "" && (l.RefreshToken != "" || s.config.Grant == ClientCredentials)
 }
 
-// Token returns an access token to send, or "" if there is none yet. It refreshes a token that is about
-// to expire; only one call and one process does that at a time. Meanwhile, or if the refresh fails, a
-// token that is still valid is used. The error wraps [ErrLoginRequired] if the login has ended. With
-// [TokenExchange] it returns "".
+// Token returns an access token to send, or "" if there is none yet. It refreshes a token that is
+// about to expire; only one call and one process does that at a time. Meanwhile, or if the refresh
+// fails, a token that is still valid is used. The error wraps [ErrLoginRequired] if the login has
+// ended. With [TokenExchange] it returns "".
 func (a *Account) Token(ctx context.Context) (string, error) {
 	if a.server.config.Grant == TokenExchange {
 		return "", nil
@@ -76,7 +76,7 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 		}
 	}
 	defer a.release()
-	l, err := a.freshen(ctx)
+	l, err := a.loadFresh(ctx)
 	if err != nil && !errors.Is(err, ErrLoginRequired) {
 		if known, _, _ := a.readCached(); known.usable(a.server.now()) {
 			return known.AccessToken, nil
@@ -85,8 +85,8 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	return l.AccessToken, err
 }
 
-// freshen returns the stored login, refreshed if needed. The caller holds the lock.
-func (a *Account) freshen(ctx context.Context) (login, error) {
+// loadFresh returns the stored login, refreshed if needed. The caller holds the lock.
+func (a *Account) loadFresh(ctx context.Context) (login, error) {
 	s := a.server
 	if _, _, failure := a.readCached(); failure != nil {
 		return login{}, failure // of the call that held the lock before

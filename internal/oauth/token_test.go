@@ -19,11 +19,11 @@ func TestTokensAreRefreshedBeforeTheyExpire(t *testing.T) {
 		after     time.Duration
 		refreshes int
 	}{
-		"not after one of two seconds, minus the margin": {2, 700 * time.Millisecond, 0},
-		"after one of two seconds":                       {2, time.Second, 1},
-		"not after 59 minutes of an hour":                {3600, 59 * time.Minute, 0},
-		"half a minute before the end of an hour":        {3600, 59*time.Minute + 31*time.Second, 1},
-		"never, if they do not expire":                   {0, 10000 * time.Hour, 0},
+		"not early in a lifetime of two seconds":  {2, 700 * time.Millisecond, 0},
+		"after one of two seconds":                {2, time.Second, 1},
+		"not after 59 minutes of an hour":         {3600, 59 * time.Minute, 0},
+		"half a minute before the end of an hour": {3600, 59*time.Minute + 31*time.Second, 1},
+		"never without expiry":                    {0, 10000 * time.Hour, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -47,7 +47,7 @@ func TestTokensAreRefreshedBeforeTheyExpire(t *testing.T) {
 	}
 }
 
-func TestARefreshTokenThatIsNotRotatedIsKept(t *testing.T) {
+func TestUnrotatedRefreshTokenIsKept(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	for range 2 {
@@ -59,7 +59,7 @@ func TestARefreshTokenThatIsNotRotatedIsKept(t *testing.T) {
 	}
 }
 
-func TestATokenWithoutRefreshTokenExpires(t *testing.T) {
+func TestTokenWithoutRefreshTokenExpires(t *testing.T) {
 	w := newWorld(t)
 	w.issuer.refreshes = false
 	a := w.loggedIn()
@@ -73,7 +73,7 @@ func TestATokenWithoutRefreshTokenExpires(t *testing.T) {
 	}
 }
 
-func TestAFailureToRefresh(t *testing.T) {
+func TestFailedRefresh(t *testing.T) {
 	answer := func(status int, code string) func(*world) {
 		return func(w *world) { w.issuer.fail = func(url.Values) (int, string) { return status, code } }
 	}
@@ -83,17 +83,17 @@ func TestAFailureToRefresh(t *testing.T) {
 		forgets  bool // the tokens
 		register bool // the registration is forgotten
 	}{
-		"ends the login, if the grant is invalid":                 {answer(400, "invalid_grant"), true, true, false},
-		"ends the login and the registration, if that is unknown": {answer(401, "invalid_client"), true, true, true},
-		"demands a login, if the scope is invalid":                {answer(400, "invalid_scope"), true, false, false},
-		"is temporary, if the server is broken":                   {answer(500, "server_error"), false, false, false},
-		"is temporary, if the server is busy":                     {answer(429, "slow_down"), false, false, false},
-		"is temporary, if a proxy forbids it":                     {answer(403, ""), false, false, false},
-		"is temporary, if the network is": {func(w *world) {
+		"an invalid grant ends the login":               {answer(400, "invalid_grant"), true, true, false},
+		"an unknown client ends login and registration": {answer(401, "invalid_client"), true, true, true},
+		"an invalid scope requires a login":             {answer(400, "invalid_scope"), true, false, false},
+		"a server error is temporary":                   {answer(500, "server_error"), false, false, false},
+		"a busy server is temporary":                    {answer(429, "slow_down"), false, false, false},
+		"a refusal by a proxy is temporary":             {answer(403, ""), false, false, false},
+		"a network failure is temporary": {func(w *world) {
 			w.issuer.CloseClientConnections()
 			w.issuer.Listener.Close()
 		}, false, false, false},
-		"is temporary, if the answer is not JSON": {func(w *world) {
+		"a response that is not JSON is temporary": {func(w *world) {
 			w.issuer.page("/token", func(rw http.ResponseWriter, _ *http.Request) {
 				rw.Header().Set("Content-Type", "text/plain")
 				_, _ = rw.Write([]byte("access_token=evil&token_type=bearer"))
@@ -142,8 +142,8 @@ func TestAFailureToRefresh(t *testing.T) {
 	}
 }
 
-// An authorization server that is down is not asked by every call.
-func TestAfterAFailureTheIssuerIsLeftAlone(t *testing.T) {
+// While an authorization server is down, calls do not send requests to it.
+func TestFailedRefreshIsNotRepeatedAtOnce(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 500, "" } })
@@ -162,7 +162,7 @@ func TestAfterAFailureTheIssuerIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestConfiguredCredentialsThatAreWrong(t *testing.T) {
+func TestWrongConfiguredCredentials(t *testing.T) {
 	w := newWorld(t)
 	w.config.ClientID, w.config.ClientSecret = "a", "b-secret"
 	a := w.loggedIn()
@@ -170,13 +170,13 @@ func TestConfiguredCredentialsThatAreWrong(t *testing.T) {
 	w.wait(2 * time.Hour)
 	_, err := a.Token(t.Context())
 	if errors.Is(err, ErrLoginRequired) {
-		t.Error("a login does not help")
+		t.Error("a login is required, but would not help")
 	}
 	wantError(t, err, "invalid_client")
 }
 
-// A caller that goes away in the middle of a refresh does not lose the rotated token.
-func TestARefreshGoesOnWithoutItsCaller(t *testing.T) {
+// A caller that leaves during a refresh does not lose the rotated token.
+func TestRefreshContinuesWithoutItsCaller(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -192,8 +192,8 @@ func TestARefreshGoesOnWithoutItsCaller(t *testing.T) {
 	}
 }
 
-// A caller that goes away while it waits does not keep the others from refreshing.
-func TestACallerThatGoesAwayIsNotAFailure(t *testing.T) {
+// A caller that leaves while it waits does not prevent others from refreshing.
+func TestCanceledRefreshIsNotAFailure(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	w.wait(2 * time.Hour)
@@ -213,8 +213,8 @@ func TestACallerThatGoesAwayIsNotAFailure(t *testing.T) {
 	}
 }
 
-// A call that waits while another one refreshes uses the token that is still valid.
-func TestATokenIsUsedWhileItIsRefreshed(t *testing.T) {
+// During a refresh, other calls use the token that is still valid.
+func TestTokenIsUsedDuringItsRefresh(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	old := w.token(a)
@@ -235,8 +235,8 @@ func TestATokenIsUsedWhileItIsRefreshed(t *testing.T) {
 	}
 }
 
-// A Store that fails does not lose a token in memory.
-func TestATokenThatIsNotStoredIsUsed(t *testing.T) {
+// A token in memory remains usable if the Store fails.
+func TestTokenThatCannotBeStoredIsUsed(t *testing.T) {
 	w := newWorld(t)
 	a := w.loggedIn()
 	w.store.mu.Lock()
@@ -259,8 +259,8 @@ func TestATokenThatIsNotStoredIsUsed(t *testing.T) {
 	}
 }
 
-// Two processes share a refresh token that is good once. The tokens expire and are revoked
-// all the time. No refresh token is used twice, and no call fails.
+// Two processes share a refresh token that is valid once. The access tokens expire and are revoked
+// repeatedly. No refresh token is used twice, and no call fails.
 func TestTwoProcessesShareARotatingToken(t *testing.T) {
 	t.Run("in a storage", func(t *testing.T) {
 		w := newWorld(t)
@@ -307,8 +307,8 @@ func shareRotatingToken(t *testing.T, w *world, servers ...*Server) {
 	}
 }
 
-// Accounts that no longer fit into memory are still logged in.
-func TestForgottenAccountsAreLoggedIn(t *testing.T) {
+// Accounts that were evicted from memory are still logged in.
+func TestEvictedAccountsAreLoggedIn(t *testing.T) {
 	w := newWorld(t)
 	s := w.server()
 	s.accounts = newLRU[string, *Account](1)
@@ -323,8 +323,8 @@ func TestForgottenAccountsAreLoggedIn(t *testing.T) {
 	}
 }
 
-// A login of a client that is no longer configured is not used.
-func TestALoginOfAnotherClient(t *testing.T) {
+// A login is not used if its client is no longer configured.
+func TestLoginOfAnotherClient(t *testing.T) {
 	w := newWorld(t)
 	w.loggedIn()
 	w.config.ClientID = "my-client"

@@ -22,7 +22,7 @@ import (
 
 const redirectURL = "https://gateway.example/mcp/oauth/callback"
 
-// A site is an HTTP server with pages by path. It remembers which paths were asked for.
+// A site is an HTTP server with pages by path. It records the requested paths.
 type site struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -60,7 +60,7 @@ func (s *site) document(path string, document any) {
 	s.page(path, func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, document) })
 }
 
-// paths returns the paths that were asked for since it was last called.
+// paths returns the paths that were requested since its last call.
 func (s *site) paths() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,27 +75,27 @@ func writeJSON(w http.ResponseWriter, status int, document any) {
 	_ = json.NewEncoder(w).Encode(document)
 }
 
-// An issuer is an authorization server with registration, PKCE and refresh tokens that are
-// good once.
+// An issuer is an authorization server with registration, PKCE and refresh tokens that are valid
+// once.
 type issuer struct {
 	*site
-	name string // as it calls itself
+	name string // issuer in its metadata
 
 	mu         sync.Mutex
 	metadata   map[string]any
 	forms      []url.Values // of token requests, with client_id and secret of Basic as basic_id and basic_secret
 	registered []map[string]any
-	answer     map[string]any // of registration, in place of what is usual
+	answer     map[string]any // replaces members of the registration response
 	challenges map[string]string
 	lifetime   int
-	refreshes  bool // gives refresh tokens
+	refreshes  bool // sends refresh tokens
 	count      int
-	access     string // the token that is good
-	refresh    string // likewise
+	access     string // valid token
+	refresh    string // valid refresh token
 	used       map[string]bool
 	fail       func(form url.Values) (status int, code string) // of token requests
-	extra      map[string]any                                  // members of token answers
-	reused     []string                                        // refresh tokens that came twice
+	extra      map[string]any                                  // members of token responses
+	reused     []string                                        // refresh tokens that were used twice
 }
 
 func newIssuer(t *testing.T, path string) *issuer {
@@ -202,7 +202,7 @@ func (i *issuer) serveToken(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// requests returns the token requests of a grant since it was last called.
+// requests returns the token requests of a grant since its last call.
 func (i *issuer) requests() []url.Values {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -211,7 +211,7 @@ func (i *issuer) requests() []url.Values {
 	return forms
 }
 
-// authorize acts as the browser of a user who consents, and returns the query of the callback.
+// authorize acts as the browser of a user who consents. It returns the query of the callback.
 func (i *issuer) authorize(t *testing.T, address string) url.Values {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -233,7 +233,7 @@ func (i *issuer) authorize(t *testing.T, address string) url.Values {
 	return url.Values{"code": {code}, "state": {query.Get("state")}}
 }
 
-// A world is a protected resource with its issuer.
+// A world is a protected resource and its issuer.
 type world struct {
 	t        *testing.T
 	resource *site
@@ -242,7 +242,7 @@ type world struct {
 	config   Config
 	store    *memory
 	pending  *Pending
-	finished url.Values // the token request of the last login
+	finished url.Values // token request of the last login
 
 	mu    sync.Mutex
 	later time.Duration
@@ -283,14 +283,14 @@ func (w *world) now() time.Time {
 	return time.Now().Add(w.later)
 }
 
-// wait moves the clock.
+// wait advances the clock.
 func (w *world) wait(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.later += d
 }
 
-// begin begins a login and returns its address.
+// begin starts a login and returns its URL.
 func (w *world) begin(a *Account) (string, error) {
 	return a.Begin(w.t.Context(), redirectURL, "", func(p *Pending) string {
 		w.pending = p
@@ -312,7 +312,7 @@ func (w *world) login(a *Account) url.Values {
 	return mustParse(address).Query()
 }
 
-// loggedIn returns an account with a login that the server has accepted.
+// loggedIn returns an account whose token the server has accepted.
 func (w *world) loggedIn() *Account {
 	w.t.Helper()
 	a := w.server().Account("")
@@ -331,19 +331,19 @@ func (w *world) token(a *Account) string {
 	return token
 }
 
-// refuse answers 401 to a token.
+// refuse reports that the server refused a token with status 401.
 func (w *world) refuse(a *Account, token string, challenges ...string) (string, error) {
 	return a.Rejected(w.t.Context(), token, http.StatusUnauthorized, challenges)
 }
 
-// current returns the access token that the issuer has given last.
+// current returns the access token that the issuer sent last.
 func (w *world) current() string {
 	w.issuer.mu.Lock()
 	defer w.issuer.mu.Unlock()
 	return w.issuer.access
 }
 
-// wantError checks that an error has a text in it.
+// wantError checks that an error contains texts.
 func wantError(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
@@ -353,7 +353,7 @@ func wantError(t *testing.T, err error, texts ...string) {
 	}
 }
 
-// memory is a Store in memory. Its locks are real.
+// memory is a Store in memory with real locks.
 type memory struct {
 	mu     sync.Mutex
 	values map[string][]byte

@@ -1,9 +1,9 @@
 // Package park keeps responses open that are silent most of the time.
 //
 // During a response, net/http keeps the goroutine of its handler with its stack, a goroutine that
-// reads, and the buffers of the connection: about 45 KB. A parked response keeps only the connection;
-// its handler has returned. On Linux one goroutine watches all parked connections; elsewhere each has
-// one, with a small stack.
+// reads, and the buffers of the connection: about 45 KB. A parked response keeps only the
+// connection; its handler has returned. On Linux one goroutine watches all parked connections;
+// elsewhere each has one, with a small stack.
 package park
 
 import (
@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// partingTime is how long a client may take to read the end of a response.
-const partingTime = time.Second
+// endTime is how long a client may take to read the end of a response.
+const endTime = time.Second
 
-// passive are the response writers of Caddy that do not change the body once the header is sent: those
-// of access logs and metrics, of idle timeouts, and of the header directive. Other writers may change
-// it, so responses behind them are not parked.
+// passive are the response writers of Caddy that do not change the body once the header is sent:
+// those of access logs and metrics, of idle timeouts, and of the header directive. Other writers
+// may change it, so responses behind them are not parked.
 var passive = map[string]bool{
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp.responseRecorder":              true,
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp.IdleTimeoutWriter":             true,
@@ -31,22 +31,23 @@ var passive = map[string]bool{
 }
 
 // Prepare reports whether the response to r can be parked: it is HTTP/1.1, and w writes to its
-// connection. If so, it tells the client that the connection ends with the response. It must be called
-// before the header is sent.
+// connection. If so, it tells the client that the connection ends with the response. It must be
+// called before the header is sent.
 func Prepare(w http.ResponseWriter, r *http.Request) bool {
 	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if r.ProtoMajor != 1 || r.ProtoMinor < 1 || server == nil || server.WriteTimeout > 0 {
 		return false // Caddy flushes responses that exceed the write timeout, parked or not
 	}
-	if hijacker(w) == nil {
+	if hijackerBehind(w) == nil {
 		return false
 	}
 	w.Header().Set("Connection", "close")
 	return true
 }
 
-// hijacker returns the writer of net/http behind w; nil if a writer in between may change the body.
-func hijacker(w http.ResponseWriter) http.Hijacker {
+// hijackerBehind returns the writer of net/http behind w; nil if a writer between them may change
+// the body.
+func hijackerBehind(w http.ResponseWriter) http.Hijacker {
 	for {
 		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {
@@ -61,8 +62,8 @@ func hijacker(w http.ResponseWriter) http.Hijacker {
 	}
 }
 
-// buffers reports whether a writer buffers the response.
-func buffers(w http.ResponseWriter) bool {
+// buffersResponse reports whether a writer buffers the response.
+func buffersResponse(w http.ResponseWriter) bool {
 	for {
 		if b, ok := w.(interface{ Buffered() bool }); ok && b.Buffered() {
 			return true
@@ -82,20 +83,20 @@ type Response struct {
 	onLeave func()
 	chunk   []byte // written, but not flushed
 
-	key     int32         // key in the poller; 0 if watch is used
+	key     int32         // key in the poller; 0 if watch runs instead
 	watched chan struct{} // closed when watch has ended; nil without watch
 
 	mu    sync.Mutex // guards ended, and the write deadline
 	ended bool
 }
 
-// Take takes over the connection of a response that Prepare accepted, whose header was sent and whose
-// body was flushed. It returns nil if that is not possible; then w can still be used. left is called
-// when the client closes the connection, or sends anything: its next request cannot be served behind a
-// response that does not end. It must not block.
-func Take(w http.ResponseWriter, left func()) *Response {
-	h, header := hijacker(w), w.Header()
-	if h == nil || buffers(w) || header["Content-Length"] != nil || header["Transfer-Encoding"] != nil {
+// Take takes over the connection of a response that Prepare accepted, whose header was sent and
+// whose body was flushed. It returns nil if that is not possible; then w can still be used. onLeave
+// is called when the client closes the connection, or sends anything: its next request cannot be
+// served behind a response that does not end. It must not block.
+func Take(w http.ResponseWriter, onLeave func()) *Response {
+	h, header := hijackerBehind(w), w.Header()
+	if h == nil || buffersResponse(w) || header["Content-Length"] != nil || header["Transfer-Encoding"] != nil {
 		return nil // the body is not chunked
 	}
 	conn, buffered, err := h.Hijack()
@@ -105,10 +106,10 @@ func Take(w http.ResponseWriter, left func()) *Response {
 	pipelined := buffered.Reader.Buffered() > 0
 	// Placeholders of the request refer to the writer of net/http, which keeps the buffers.
 	*buffered.Reader, *buffered.Writer = bufio.Reader{}, bufio.Writer{}
-	r := &Response{conn: conn, onLeave: left}
+	r := &Response{conn: conn, onLeave: onLeave}
 	switch {
 	case pipelined:
-		left()
+		onLeave()
 	case !poller.add(r):
 		r.watched = make(chan struct{})
 		go r.watch()
@@ -139,7 +140,7 @@ func (r *Response) clientLeft() {
 	}
 }
 
-// Header returns an empty header. That of the response was sent.
+// Header returns an empty header, because the header of the response was sent.
 func (*Response) Header() http.Header { return http.Header{} }
 
 // WriteHeader does nothing.
@@ -175,12 +176,12 @@ func (r *Response) SetWriteDeadline(t time.Time) error {
 	return r.conn.SetWriteDeadline(t)
 }
 
-// End limits the time for everything that is still to be written. left is not called afterwards.
+// End limits the time for everything that is still to be written. onLeave is not called afterwards.
 func (r *Response) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
-	_ = r.conn.SetWriteDeadline(time.Now().Add(partingTime))
+	_ = r.conn.SetWriteDeadline(time.Now().Add(endTime))
 }
 
 // Close ends the response and closes the connection.

@@ -72,7 +72,7 @@ func get(t *testing.T, l *lot) *http.Response {
 	return res
 }
 
-// dial sends a request, and returns the connection before the response is read.
+// dial sends a request and returns its connection without reading the response.
 func dial(t *testing.T, l *lot, proto string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", l.Listener.Addr().String())
@@ -84,7 +84,7 @@ func dial(t *testing.T, l *lot, proto string) net.Conn {
 	return conn
 }
 
-func TestAResponseGoesOnWithoutItsHandler(t *testing.T) {
+func TestResponseOutlivesItsHandler(t *testing.T) {
 	for name, start := range map[string]func(*httptest.Server){
 		"plain": (*httptest.Server).Start,
 		"TLS":   (*httptest.Server).StartTLS,
@@ -106,19 +106,19 @@ func TestAResponseGoesOnWithoutItsHandler(t *testing.T) {
 				t.Errorf("got %q: %v", body, err)
 			}
 			if !res.Close || len(l.left) > 0 {
-				t.Errorf("the client may use the connection again: %t; it has left: %t", !res.Close, len(l.left) > 0)
+				t.Errorf("connection can be reused: %t, client has disconnected: %t", !res.Close, len(l.left) > 0)
 			}
 		})
 	}
 }
 
-func TestAClientThatIsNotThereIsNoticed(t *testing.T) {
+func TestDisconnectedClientsAreNoticed(t *testing.T) {
 	for name, leave := range map[string]func(net.Conn){
-		"it closes the connection":     func(conn net.Conn) { conn.Close() },
-		"it closes its half":           func(conn net.Conn) { _ = conn.(*net.TCPConn).CloseWrite() },
-		"it resets the connection":     func(conn net.Conn) { _ = conn.(*net.TCPConn).SetLinger(0); conn.Close() },
-		"it has more requests":         func(conn net.Conn) { _, _ = io.WriteString(conn, "GET / HTTP/1.1\r\n") },
-		"it reads nothing for so long": nil,
+		"closed connection":    func(conn net.Conn) { conn.Close() },
+		"closed for writing":   func(conn net.Conn) { _ = conn.(*net.TCPConn).CloseWrite() },
+		"reset connection":     func(conn net.Conn) { _ = conn.(*net.TCPConn).SetLinger(0); conn.Close() },
+		"another request":      func(conn net.Conn) { _, _ = io.WriteString(conn, "GET / HTTP/1.1\r\n") },
+		"client does not read": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLot(t, (*httptest.Server).Start)
@@ -132,11 +132,11 @@ func TestAClientThatIsNotThereIsNoticed(t *testing.T) {
 				_ = parked.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
 				_, _ = parked.Write(make([]byte, 64<<20))
 				if err := parked.FlushError(); err == nil {
-					t.Error("it was sent")
+					t.Error("the write succeeded")
 				}
 			}
 			if gone := <-l.left; gone != parked {
-				t.Error("another one has left")
+				t.Error("another response ended")
 			}
 			parked.Close()
 			if err := send(unaffected, "second"); err != nil {
@@ -144,14 +144,14 @@ func TestAClientThatIsNotThereIsNoticed(t *testing.T) {
 			}
 			unaffected.Close()
 			if body, err := io.ReadAll(other.Body); string(body) != "first second" || err != nil {
-				t.Errorf("the other got %q: %v", body, err)
+				t.Errorf("other response: got %q: %v", body, err)
 			}
 		})
 	}
 }
 
-// A request directly behind the first one is in the buffers of net/http.
-func TestAClientThatHasMoreRequestsFromTheBeginning(t *testing.T) {
+// A request that follows the first one at once is in the buffers of net/http.
+func TestPipelinedRequestEndsTheResponse(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	conn, err := net.Dial("tcp", l.Listener.Addr().String())
 	if err != nil {
@@ -167,8 +167,8 @@ func TestAClientThatHasMoreRequestsFromTheBeginning(t *testing.T) {
 	}
 }
 
-// A read deadline that a handler has set does not end the response.
-func TestReadDeadlinesOfHandlersDoNotCount(t *testing.T) {
+// A read deadline that a handler set does not end the response.
+func TestReadDeadlinesOfHandlersAreIgnored(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	res := get(t, l)
 	parked := <-l.parked
@@ -181,8 +181,8 @@ func TestReadDeadlinesOfHandlersDoNotCount(t *testing.T) {
 	parked.Close()
 }
 
-// A client that does not read does not delay the end.
-func TestTheEndDoesNotWaitForSlowClients(t *testing.T) {
+// A client that does not read does not delay the end of the response.
+func TestEndDoesNotWaitForSlowClients(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	dial(t, l, "HTTP/1.1")
 	parked := <-l.parked
@@ -192,7 +192,7 @@ func TestTheEndDoesNotWaitForSlowClients(t *testing.T) {
 	writing.Wait()
 	parked.Close()
 	if len(l.left) > 0 {
-		t.Error("it has left, after the end")
+		t.Error("the response was reported as left after its end")
 	}
 }
 
@@ -235,7 +235,7 @@ func TestResponsesThatCannotBeParked(t *testing.T) {
 			s.Config.WriteTimeout = time.Minute
 			s.Start()
 		},
-		"behind a writer that may change it": func(s *httptest.Server) {
+		"behind a wrapping writer": func(s *httptest.Server) {
 			next := s.Config.Handler
 			s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { next.ServeHTTP(&wrapper{w}, r) })
 			s.Start()
@@ -244,7 +244,7 @@ func TestResponsesThatCannotBeParked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			res := get(t, newLot(t, start))
 			if res.StatusCode != http.StatusNotImplemented || res.Close {
-				t.Errorf("got %s, which closes the connection: %t", res.Status, res.Close)
+				t.Errorf("got %s, closes the connection: %t", res.Status, res.Close)
 			}
 		})
 	}
@@ -259,7 +259,7 @@ func TestResponsesThatCannotBeParked(t *testing.T) {
 				}
 				_ = http.NewResponseController(w).Flush()
 				if Take(w, func() {}) != nil {
-					t.Error("it was parked")
+					t.Error("the response was parked")
 				}
 				_, _ = io.WriteString(w, "abc")
 			}))

@@ -13,36 +13,36 @@ type unit struct {
 	tokens     float64 // cost of keeping it
 	must       bool    // it must be kept
 	under      int     // unit of the definition or heading that it belongs to, or -1
-	bare       bool    // blank or a bracket: it needs no heading
+	bare       bool    // blank or a bracket: its heading need not be kept for it
 }
 
 func (u *unit) lines() int { return u.end - u.start }
 
-// A budget is the goal of a choice.
+// A budget limits a choice. Only removable is a hard limit.
 type budget struct {
-	removable int     // most lines that may be removed
-	enough    int     // lines to remove, if that pays
-	tokens    float64 // tokens to leave at most, markers included, if that pays
-	marker    float64 // tokens of a marker
-	exact     bool    // remove as many lines as allowed, even if some do not pay
+	removable  int     // maximum number of lines to remove
+	enough     int     // number of lines to remove, unless that saves no tokens
+	tokens     float64 // tokens to keep at most, markers included, unless that saves no tokens
+	marker     float64 // tokens of a marker
+	mustRemove bool    // remove as many lines as allowed, even if some save no tokens
 }
 
-// choose decides which units are kept. A removed run leaves a marker, so whole runs are worth keeping
-// or not, rather than lines. It maximizes
+// choose decides which units are kept. Because a removed run leaves a marker, it chooses whole runs
+// rather than single lines. It maximizes
 //
 //	Σ value of kept units − price · (their tokens + one marker per removed run)
 //
-// at the lowest price at which enough is removed, with a dynamic program over two states. A premium on
-// each kept line then meets the limit on lines, and the rest is restored at the best edges of removed
-// runs.
+// with a dynamic program over two states, at the lowest price at which enough is removed. If that
+// removes too many lines, it adds a premium for each kept line. What still fits into the budget is
+// then restored at the best edges of removed runs.
 func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error) {
 	p := newProgram(units, b.marker)
-	price := smallestThat(ctx, func(price float64) bool {
+	price := smallest(ctx, func(price float64) bool {
 		sum := p.run(price, 0)
 		return sum.tokens <= b.tokens && sum.removed >= b.enough
 	})
 	if p.run(price, 0).removed > b.removable {
-		premium := smallestThat(ctx, func(premium float64) bool { return p.run(price, premium).removed <= b.removable })
+		premium := smallest(ctx, func(premium float64) bool { return p.run(price, premium).removed <= b.removable })
 		// Take the choice just before the one that fits, and restore the rest.
 		p.run(price, premium*(1-2*tolerance))
 	}
@@ -54,15 +54,15 @@ func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error
 // tolerance is the relative precision of a multiplier.
 const tolerance = 1e-4
 
-// smallestThat returns approximately the smallest positive number for which does returns true, given that it
-// does for all larger ones. If there is none, the result is large.
-func smallestThat(ctx context.Context, does func(float64) bool) float64 {
+// smallest returns approximately the smallest positive number that satisfies a condition, given
+// that all larger numbers satisfy it, too. If there is none, the result is large.
+func smallest(ctx context.Context, satisfies func(float64) bool) float64 {
 	low, high := 0.0, 1e-4
-	for !does(high) && high < 1e6 && ctx.Err() == nil {
+	for !satisfies(high) && high < 1e6 && ctx.Err() == nil {
 		low, high = high, high*8
 	}
 	for high-low > tolerance*high && ctx.Err() == nil {
-		if middle := (low + high) / 2; does(middle) {
+		if middle := (low + high) / 2; satisfies(middle) {
 			high = middle
 		} else {
 			low = middle
@@ -76,7 +76,7 @@ type program struct {
 	units    []unit
 	marker   float64
 	kept     []bool
-	fromKept []uint8 // bits: the best way to keep, or to remove, a unit keeps the one before
+	fromKept []uint8 // bits: whether the unit before is kept if this one is kept, or removed
 }
 
 func newProgram(units []unit, marker float64) *program {
@@ -151,8 +151,8 @@ func (p *program) room(b budget) (tokens float64, lines int) {
 	return tokens, lines
 }
 
-// keepHeads keeps the headings and definitions of kept lines, if they fit and take at most a twentieth
-// of all tokens: relevant lines come first.
+// keepHeads keeps the headings and definitions of kept lines, as far as they fit and take at most a
+// twentieth of all tokens, which leaves the rest for relevant lines.
 func (p *program) keepHeads(b budget) {
 	left, lines := p.room(b)
 	left = min(left, b.tokens/20)
@@ -176,8 +176,8 @@ func (p *program) keepHeads(b budget) {
 }
 
 // restore keeps the best edges of removed runs until no more lines are removed than allowed, and
-// continues while tokens are left and enough is removed. Removed runs that are now shorter than their
-// marker are kept, unless the budget is exact.
+// continues while tokens are left and enough lines stay removed. Unless the budget is exact, it
+// then keeps removed runs that are no longer than their marker.
 func (p *program) restore(b budget) {
 	removed, left := 0, b.tokens
 	edges := edges{units: p.units}
@@ -212,7 +212,7 @@ func (p *program) restore(b budget) {
 			heap.Push(&edges, i+1)
 		}
 	}
-	if !b.exact {
+	if !b.mustRemove {
 		p.keepShortRuns()
 	}
 }
@@ -242,7 +242,7 @@ type edges struct {
 	order []int
 }
 
-// worth returns the value of a unit relative to its cost.
+// worth returns the value of unit i relative to its cost.
 func (e *edges) worth(i int) float64 {
 	u := &e.units[i]
 	return u.value / (u.tokens + float64(u.lines()))

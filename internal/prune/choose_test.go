@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// randomUnits are n units as a text could have them, of more lines than one if fences
-// is set.
+// randomUnits returns n random units. If fences is set, some have several lines.
 func randomUnits(random *rand.Rand, n int, fences bool) []unit {
 	units := make([]unit, n)
 	at := 0
@@ -24,7 +23,7 @@ func randomUnits(random *rand.Rand, n int, fences bool) []unit {
 	return units
 }
 
-// worth is what a choice comes to at some prices, computed as it is defined.
+// worth returns the value of a choice at the given prices, computed by its definition.
 func worth(units []unit, kept []bool, marker, price, premium float64) (sum float64, t total) {
 	for i := range units {
 		u := &units[i]
@@ -44,7 +43,7 @@ func worth(units []unit, kept []bool, marker, price, premium float64) (sum float
 	return sum, t
 }
 
-// bestOfAll tries every choice there is.
+// bestOfAll returns the value of the best choice, found by trying all of them.
 func bestOfAll(units []unit, marker, price, premium float64) float64 {
 	best := math.Inf(-1)
 	kept := make([]bool, len(units))
@@ -70,10 +69,11 @@ func TestNoChoiceIsBetterAtItsPrice(t *testing.T) { // P76
 		var is total
 		got, is = worth(units, p.kept, marker, price, premium)
 		if math.Abs(got-want) > 1e-9 {
-			t.Fatalf("%v at %v and %v: keeping %v comes to %v, the best to %v", units, price, premium, p.kept, got, want)
+			t.Fatalf("%v, price %v, premium %v: keeping %v is worth %v, the best choice %v",
+				units, price, premium, p.kept, got, want)
 		}
 		if sum.removed != is.removed || math.Abs(sum.tokens-is.tokens) > 1e-9 {
-			t.Fatalf("%v: keeping %v removes %+v, is said to remove %+v", units, p.kept, is, sum)
+			t.Fatalf("%v: keeping %v removes %+v, but run returned %+v", units, p.kept, is, sum)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func TestChoicesKeepTheirBudget(t *testing.T) { // P29, P76
 	random := rand.New(rand.NewPCG(29, 0))
 	for range 2000 {
 		units := randomUnits(random, 1+random.IntN(120), random.IntN(2) == 0)
-		if random.IntN(3) == 0 { // nothing to choose by
+		if random.IntN(3) == 0 { // equal units
 			for i := range units {
 				units[i].value, units[i].tokens = 0.5, 3
 			}
@@ -106,7 +106,7 @@ func TestChoicesKeepTheirBudget(t *testing.T) { // P29, P76
 				t.Fatalf("%v, %+v: unit %d is removed", units, b, i)
 			}
 		}
-		for _, block := range removed(units, kept) {
+		for _, block := range removedBlocks(units, kept) {
 			tokens := 0.0
 			for i := range units {
 				if block.start <= units[i].start && units[i].end <= block.end {
@@ -126,7 +126,7 @@ func TestWithoutMarkersExactlyEnoughIsRemoved(t *testing.T) { // P29, P33
 		units := randomUnits(random, 1+random.IntN(100), false)
 		free := 0
 		for i := range units {
-			units[i].tokens++ // nothing is for free
+			units[i].tokens++ // no unit is free
 			if !units[i].must {
 				free++
 			}
@@ -142,7 +142,7 @@ func TestWithoutMarkersExactlyEnoughIsRemoved(t *testing.T) { // P29, P33
 	}
 }
 
-func TestNoRunIsBegunForWhatAMarkerCosts(t *testing.T) { // P76
+func TestMarkersCountAgainstTheBudget(t *testing.T) { // P76
 	units := make([]unit, 100)
 	for i := range units {
 		units[i] = unit{start: i, end: i + 1, value: 0.01, tokens: 10}
@@ -156,11 +156,11 @@ func TestNoRunIsBegunForWhatAMarkerCosts(t *testing.T) { // P76
 	}
 	_, is := worth(units, kept, 35, 0, 0)
 	if is.tokens > 700 || is.removed < 50 {
-		t.Errorf("keeping %v leaves %+v", kept, is)
+		t.Errorf("keeping %v gives %+v", kept, is)
 	}
 }
 
-func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
+func TestBestEdgesAreRestored(t *testing.T) { // P29, P76
 	for _, test := range []struct {
 		name   string
 		kept   string    // before, + for kept units
@@ -170,15 +170,15 @@ func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
 	}{
 		{"inwards from the first line", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 2}, "++++--+"},
 		{"inwards from the last line", "+-----+", []float64{1, .1, .05, .2, .8, .9, 1}, budget{removable: 2}, "+--++++"},
-		{"of the run that has the best", "+--+--+--+", []float64{1, .1, .2, 1, .3, .1, 1, .5, .9, 1}, budget{removable: 5},
+		{"of the run with the best edge", "+--+--+--+", []float64{1, .1, .2, 1, .3, .1, 1, .5, .9, 1}, budget{removable: 5},
 			"+--+--+-++"},
 		{"from the ends of the text", "-----", []float64{.2, .1, .1, .1, .3}, budget{removable: 3}, "+---+"},
 		{"the first of equal ones", "-----", []float64{.2, .2, .2, .2, .2}, budget{removable: 3}, "++---"},
-		{"as far as there are tokens", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, tokens: 40},
+		{"while tokens are left", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, tokens: 40},
 			"+++---+"},
-		{"while enough is removed", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, enough: 4,
+		{"while enough lines stay removed", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, enough: 4,
 			tokens: 1000}, "++----+"},
-		{"and what is left if it is less than a marker", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1},
+		{"and a remaining run with fewer tokens than a marker", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1},
 			budget{removable: 2, marker: 25}, "+++++++"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -201,13 +201,13 @@ func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
 
 func TestLeastPrice(t *testing.T) {
 	for _, want := range []float64{1e-6, 1e-4, 0.5, 3, 12345} {
-		if got := smallestThat(t.Context(), func(x float64) bool { return x >= want }); got < want ||
+		if got := smallest(t.Context(), func(x float64) bool { return x >= want }); got < want ||
 			got > want*(1+3*tolerance)+1e-6 {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
-	if got := smallestThat(t.Context(), func(float64) bool { return false }); got < 1e6 {
-		t.Errorf("got %v if none will do", got)
+	if got := smallest(t.Context(), func(float64) bool { return false }); got < 1e6 {
+		t.Errorf("got %v, but no number satisfies the condition", got)
 	}
 }
 
@@ -219,8 +219,8 @@ func TestTheBestUnitsAreKept(t *testing.T) { // P64
 			units[i].value = float64(random.IntN(5)) // ties
 		}
 		removable := 1 + random.IntN(len(units))
-		kept := best(units, removable)
-		order := make([]int, 0, len(units)) // of those that may go, the first to go last
+		kept := keepBest(units, removable)
+		order := make([]int, 0, len(units)) // units that may be removed, the best first
 		musts := 0
 		for i := range units {
 			if units[i].must {
@@ -238,13 +238,13 @@ func TestTheBestUnitsAreKept(t *testing.T) { // P64
 		stay := max(0, len(units)-removable-musts)
 		for rank, i := range order {
 			if kept[i] != (rank < stay) {
-				t.Fatalf("%v, %d may go: unit %d is kept %v", units, removable, i, kept[i])
+				t.Fatalf("%v, %d removable: unit %d is kept: %v", units, removable, i, kept[i])
 			}
 		}
 	}
 }
 
-func TestLevelledScores(t *testing.T) { // P64, P67
+func TestNormalizeScores(t *testing.T) { // P64, P67
 	nan := math.NaN()
 	for _, test := range []struct {
 		name   string
@@ -252,13 +252,13 @@ func TestLevelledScores(t *testing.T) { // P64, P67
 		order  []int // from the best to the worst
 	}{
 		{"on any scale", []float64{-7, 12, 3}, []int{1, 2, 0}},
-		{"all alike", []float64{2, 2, 2}, []int{0, 1, 2}},
-		{"none known", []float64{nan, nan}, []int{0, 1}},
-		{"a line without one is a little worse than the nearest that has one", []float64{0.1, nan, nan, 0.9, 0.5},
+		{"equal scores", []float64{2, 2, 2}, []int{0, 1, 2}},
+		{"no scores", []float64{nan, nan}, []int{0, 1}},
+		{"a line without a score is a little worse than the nearest scored line", []float64{0.1, nan, nan, 0.9, 0.5},
 			[]int{3, 2, 4, 0, 1}},
-		{"at the ends", []float64{nan, 0.9, 0.1, nan}, []int{1, 0, 2, 3}},
-		{"between two that are as near the first", []float64{0.2, nan, 0.8, 0.5}, []int{2, 3, 0, 1}},
-		{"as far apart as they come", []float64{math.MaxFloat64, -math.MaxFloat64, 0}, []int{0, 2, 1}},
+		{"first and last lines without scores", []float64{nan, 0.9, 0.1, nan}, []int{1, 0, 2, 3}},
+		{"between two equally near lines, the first counts", []float64{0.2, nan, 0.8, 0.5}, []int{2, 3, 0, 1}},
+		{"the largest and smallest numbers", []float64{math.MaxFloat64, -math.MaxFloat64, 0}, []int{0, 2, 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := normalizeScores(test.scores)

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// sampled is how many lines are examined to detect the source.
-const sampled = 400
+// sampleLines is about how many lines are examined to detect the source.
+const sampleLines = 400
 
 // detect returns the most likely source of a text, by the looks of its lines. It samples lines from
 // the whole text, except in comments of code and fenced blocks of documents, which may contain
@@ -19,19 +19,19 @@ func detect(l lines) Source {
 		commentEnd: strings.LastIndex(l.text, commentEnd),
 		fenceEnd:   strings.LastIndex(l.text, fenceEnd),
 	}
-	step := max(1, l.len()/sampled)
+	step := max(1, l.len()/sampleLines)
 	for i := range l.len() {
 		text := l.line(i)
-		text = strings.TrimSpace(text[:min(len(text), maxLooked)])
+		text = strings.TrimSpace(text[:min(len(text), maxExamined)])
 		if end != "" {
 			if strings.Contains(text, end) {
 				end = ""
 			}
 			continue
 		}
-		end = openedEnd(text)
+		end = blockCloser(text)
 		if end != "" && last[end] < l.starts[i+1] {
-			end = "" // it never ends
+			end = "" // not closed below this line
 		}
 		if i%step != 0 || text == "" || isPunctuation(text) {
 			continue
@@ -61,8 +61,8 @@ const (
 	fenceEnd   = "```"
 )
 
-// openedEnd returns the end of the comment or fenced block that a line openedEnd, or nothing.
-func openedEnd(text string) string {
+// blockCloser returns what ends the comment or fenced block that a line opens, or "".
+func blockCloser(text string) string {
 	if rest, ok := strings.CutPrefix(text, "/*"); ok && !strings.Contains(rest, commentEnd) {
 		return commentEnd
 	}
@@ -72,15 +72,15 @@ func openedEnd(text string) string {
 	return ""
 }
 
-// isHeading reports whether line i is a heading of Markdown: it is not indented, and its neighbors do
-// not begin with #, as in comments.
+// isHeading reports whether line i is a Markdown heading. It is not indented, and unlike the lines of
+// a comment it has no neighbors that begin with #.
 func (l lines) isHeading(i int) bool {
-	begins := func(i int) bool { return 0 <= i && i < l.len() && strings.HasPrefix(l.line(i), "#") }
-	return headingLevel(l.line(i)) > 0 && begins(i) && !begins(i-1) && !begins(i+1)
+	hasHash := func(i int) bool { return 0 <= i && i < l.len() && strings.HasPrefix(l.line(i), "#") }
+	return headingLevel(l.line(i)) > 0 && hasHash(i) && !hasHash(i-1) && !hasHash(i+1)
 }
 
-// maxLooked is how many bytes of a line are examined.
-const maxLooked = 200
+// maxExamined is how many bytes of a line are examined.
+const maxExamined = 200
 
 // isRecord reports whether a line looks like a log record: it begins with a time or a level, or
 // belongs to a stack trace or test output.
@@ -155,7 +155,7 @@ func looksCode(text string) bool {
 	return isMember(withoutBullets(text)) || isImport(text) || isDefinition(text) || isDecorator(text)
 }
 
-// isMember reports whether a line is a name and a colon, maybe with a value, as in YAML.
+// isMember reports whether a line is a name and a colon, as in YAML, with or without a value.
 func isMember(text string) bool {
 	name, rest, found := strings.Cut(text, ":")
 	return found && name != "" && (rest == "" || rest[0] == ' ') && strings.IndexFunc(name, notInKey) < 0

@@ -61,7 +61,7 @@ func TestDetect(t *testing.T) {
 		{"an underline that is not a fence",
 			"# -*- coding: utf-8 -*-\n\"\"\"\n    The title\n    ~~~~~~~~~\n\"\"\"\nimport re\n\n" +
 				"def f(x):\n    return x\n", Code},
-		{"nothing", "", Code},
+		{"an empty text", "", Code},
 		{"blank lines", "\n\n\n", Code},
 		{"a log with a little code at its end",
 			strings.Repeat("2024-05-01 10:00:00 INFO started\n", 5000) + strings.Repeat("func f() {\n", 100), Logs},

@@ -9,8 +9,8 @@ import (
 // A feature is a property of a line that helps to tell whether it is relevant.
 type feature int
 
-// Coverage is the share of the goal's terms that are found, weighted by rarity. Relative means divided
-// by the maximum over the text.
+// Coverage is the share of the goal's terms that are found, weighted by rarity. Relative means
+// divided by the maximum over the text.
 const (
 	always feature = iota
 	inDocs         // the text is documentation
@@ -28,7 +28,7 @@ const (
 	near40 //
 	nearRank
 	after10          // the same, from lines before this one
-	before10         // the same, from lines after it
+	before10         // the same, from lines after this one
 	wordInLine       // a word of the goal as written
 	wordInWindow4    //
 	wordRare         // a word that occurs in few lines
@@ -95,8 +95,8 @@ const (
 	versionAsked
 	messageAsked
 
-	unmatched           // the goal hardly occurs in the text,
-	unmatchedDefinition // so only looks can tell
+	unmatched           // share of the goal that even the best lines lack: without matches,
+	unmatchedDefinition // only the looks of a line tell how relevant it is
 	unmatchedComment
 	unmatchedLength
 	unmatchedBlank
@@ -122,8 +122,8 @@ func (s *sheet) set(f feature, values []float64) {
 	}
 }
 
-// read computes the features of all lines.
-func read(ctx context.Context, l lines, o *outline, source Source, goal string, w *wording) (*sheet, error) {
+// readFeatures computes the features of all lines.
+func readFeatures(ctx context.Context, l lines, o *outline, source Source, goal string, w *wording) (*sheet, error) {
 	stopped := func() bool { return ctx.Err() != nil }
 	v := readVocabulary(l, stopped)
 	if v == nil {
@@ -182,7 +182,7 @@ func spread(values []float64, group []int) []float64 {
 // relative divides values by their maximum.
 func relative(values []float64) []float64 {
 	all := make([]float64, len(values))
-	if top := most(values); top > 0 {
+	if top := highest(values); top > 0 {
 		for i, v := range values {
 			all[i] = v / top
 		}
@@ -190,7 +190,7 @@ func relative(values []float64) []float64 {
 	return all
 }
 
-func most(values []float64) float64 {
+func highest(values []float64) float64 {
 	top := 0.0
 	for _, v := range values {
 		top = max(top, v)

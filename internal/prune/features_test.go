@@ -8,7 +8,7 @@ import (
 )
 
 func TestNearLines(t *testing.T) { // P77
-	half := 1 / math.Ln2 // the distance at which half is left of it a line away
+	half := 1 / math.Ln2 // the distance at which a value halves with each line
 	values := []float64{0, 0, 8, 0, 0, 6}
 	for _, test := range []struct {
 		name string
@@ -33,7 +33,7 @@ func TestRelativeValues(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	if got := relative([]float64{0, 0}); !slices.Equal(got, []float64{0, 0}) {
-		t.Errorf("of nothing: got %v", got)
+		t.Errorf("zeros: got %v", got)
 	}
 	if got := ranks([]float64{3, 1, 3, 2}); !slices.Equal(got, []float64{0.5, 0, 0.5, 0.25}) {
 		t.Errorf("ranks: got %v", got)
@@ -59,13 +59,13 @@ func TestFeaturesAreNumbers(t *testing.T) {
 }
 
 func TestLinesOfAGoalAreWorthMoreThanOthers(t *testing.T) { // P32, P77
-	for source, like := range map[Source]string{Code: "    value_%d = compute(value)",
+	for source, format := range map[Source]string{Code: "    value_%d = compute(value)",
 		Logs: "2026-02-26 13:00:00 INFO request %d served", Docs: "Some prose that says nothing, %d."} {
-		text := with(300, like, map[int]string{150: "the connection pool is exhausted"})
+		text := with(300, format, map[int]string{150: "the connection pool is exhausted"})
 		l := split(text)
 		o := outlineOf(l, source, never)
 		goal := "exhausted connection pool"
-		sheet, err := read(t.Context(), l, o, source, goal, readWording(l, goal, never))
+		sheet, err := readFeatures(t.Context(), l, o, source, goal, readWording(l, goal, never))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -74,7 +74,7 @@ func TestLinesOfAGoalAreWorthMoreThanOthers(t *testing.T) { // P32, P77
 			t.Errorf("%s: line %d is worth most", source, best+1)
 		}
 		if values[151] <= values[20] {
-			t.Errorf("%s: a line near by is worth %v, one far away %v", source, values[151], values[20])
+			t.Errorf("%s: a nearby line is worth %v, a distant one %v", source, values[151], values[20])
 		}
 	}
 }

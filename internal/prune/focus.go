@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// A Focusing says how to shorten a text for a goal.
-type Focusing struct {
+// FocusOptions say how [Focus] shortens a text.
+type FocusOptions struct {
 	Goal string
 
 	// MaxChars is the limit of the result in characters (Unicode code points), numbers and markers
@@ -37,13 +37,13 @@ const defaultFocusTimeout = 2 * time.Second
 // shortened to its most relevant part, with an ellipsis where something is missing. A text within
 // the limits is returned unchanged.
 //
-// The same text and focusing give the same result. ok is false if there is none: too many lines,
-// only one line, not enough time, or too small a limit.
-func Focus(ctx context.Context, text string, f Focusing) (short string, kept int, ok bool) {
+// The same text and options give the same result. ok is false if there is no result, because the
+// text has too many lines or only one, the time was not enough, or MaxChars is too small.
+func Focus(ctx context.Context, text string, f FocusOptions) (short string, kept int, ok bool) {
 	l := split(text)
 	n := l.len()
-	leftOut := f.leftOut(n)
-	if leftOut == 0 && utf8.RuneCountInString(text) <= f.MaxChars {
+	minRemoved := f.minRemoved(n)
+	if minRemoved == 0 && utf8.RuneCountInString(text) <= f.MaxChars {
 		return text, n, true
 	}
 	if n < 2 || n > MaxLines || f.MaxChars <= 0 {
@@ -59,39 +59,39 @@ func Focus(ctx context.Context, text string, f Focusing) (short string, kept int
 	if err != nil {
 		return "", 0, false
 	}
-	chosen, err := r.choose(ctx, leftOut)
+	chosen, err := r.choose(ctx, minRemoved)
 	if err != nil {
 		return "", 0, false
 	}
 	short, kept = r.render(chosen)
-	if kept == 0 || kept > n-leftOut || utf8.RuneCountInString(short) > f.MaxChars {
+	if kept == 0 || kept > n-minRemoved || utf8.RuneCountInString(short) > f.MaxChars {
 		return "", 0, false
 	}
 	return short, kept, true
 }
 
-// leftOut returns how many of n lines must be removed.
-func (f *Focusing) leftOut(n int) int {
+// minRemoved returns how many of n lines must be removed.
+func (f *FocusOptions) minRemoved(n int) int {
 	if !(f.Ratio > 0) {
 		return 0
 	}
 	return min(n, int(math.Ceil(float64(n)*f.Ratio-1e-9)))
 }
 
-// A reading is a text with the values of its lines.
+// A reading is a text with the values of its lines for a goal.
 type reading struct {
-	*Focusing
+	*FocusOptions
 	lines
 	outline *outline
 	values  []float64      // value of keeping each line
 	cut     map[int]string // shortened forms of long lines
 }
 
-func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
+func (f *FocusOptions) read(ctx context.Context, l lines) (*reading, error) {
 	stopped := func() bool { return ctx.Err() != nil }
-	goal := beginning(f.Goal)
+	goal := truncateGoal(f.Goal)
 	source := detect(l)
-	r := &reading{Focusing: f, lines: l, outline: outlineOf(l, source, stopped)}
+	r := &reading{FocusOptions: f, lines: l, outline: outlineOf(l, source, stopped)}
 	if r.outline == nil {
 		return nil, ctx.Err()
 	}
@@ -99,12 +99,12 @@ func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
 	if w == nil {
 		return nil, ctx.Err()
 	}
-	sheet, err := read(ctx, l, r.outline, source, goal, w)
+	sheet, err := readFeatures(ctx, l, r.outline, source, goal, w)
 	if err != nil {
 		return nil, err
 	}
 	r.values = sheet.values()
-	if l.len() < short {
+	if l.len() < shortText {
 		for i, rarest := range w.rarest {
 			r.values[i] *= 1 + loneWordFactor*rarest
 		}
@@ -131,16 +131,16 @@ func (s *sheet) raiseFailures(values []float64, o *outline) {
 	}
 }
 
-// loneWordFactor is how much more a line of a short text is worth if it is the only one with a word of the
-// goal: the network was trained on longer texts.
+// loneWordFactor is how much more a line of a short text is worth if no other line has one of its
+// words of the goal. The network underestimates such lines, because it was trained on longer texts.
 const loneWordFactor = 10
 
-// markerFactor multiplies the cost of a marker: a few long runs are more useful to a reader than many
-// short ones.
+// markerFactor multiplies the cost of a marker: a few long runs are more useful to a reader than
+// many short ones.
 const markerFactor = 3
 
 // choose decides which lines are kept.
-func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
+func (r *reading) choose(ctx context.Context, minRemoved int) ([]bool, error) {
 	n := r.len()
 	units := make([]unit, n)
 	for i := range units {
@@ -150,23 +150,23 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 		}
 	}
 	b := budget{
-		removable: n,
-		enough:    leftOut,
-		tokens:    float64(r.MaxChars + 1), // the last line has no newline
-		marker:    float64(len(leftOutMarker(r.number(n-1), r.number(n))) + 1),
-		exact:     leftOut > 0,
+		removable:  n,
+		enough:     minRemoved,
+		tokens:     float64(r.MaxChars + 1), // the last line has no newline
+		marker:     float64(len(leftOutMarker(r.number(n-1), r.number(n))) + 1),
+		mustRemove: minRemoved > 0,
 	}
 	p := newProgram(units, markerFactor*b.marker)
 	fits := func(sum total) bool { return sum.tokens-float64(sum.runs)*(p.marker-b.marker) <= b.tokens }
-	price := smallestThat(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
+	price := smallest(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
 	tax := 0.0 // per kept line
-	if p.run(price, 0).removed < leftOut {
-		tax = smallestThat(ctx, func(tax float64) bool {
+	if p.run(price, 0).removed < minRemoved {
+		tax = smallest(ctx, func(tax float64) bool {
 			sum := p.run(price, -tax)
-			return fits(sum) && sum.removed >= leftOut
+			return fits(sum) && sum.removed >= minRemoved
 		})
 	}
-	// The choice just before the one that fits has one or a few more runs. A part of them may fit.
+	// The choice at a slightly lower price keeps a little more, often one run. A part of that may fit.
 	const before = 1 - 2*tolerance
 	if tax > 0 {
 		p.run(price, -tax*before)
@@ -182,7 +182,8 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	return p.kept, ctx.Err()
 }
 
-// keepPart keeps the best part that fits of a run that only the greater choice keeps.
+// keepPart looks for runs that only the greater choice keeps. It keeps the best part of one of them
+// that fits.
 func (p *program) keepPart(greater []bool, b budget) {
 	left, lines := p.room(b)
 	left -= b.marker // marker of the lines removed after it
@@ -219,7 +220,7 @@ func (r *reading) chars(i int) int {
 // number returns the number of line i.
 func (r *reading) number(i int) int { return i + max(r.FirstLine, 1) }
 
-// shown returns line i as shown.
+// shown returns line i as the result has it: whole or shortened.
 func (r *reading) shown(i int) string {
 	if short, ok := r.cut[i]; ok {
 		return short

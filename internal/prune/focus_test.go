@@ -18,11 +18,11 @@ var (
 	leftOutMarked = regexp.MustCompile(`^\[lines (\d+)-(\d+) left out\]$`)
 )
 
-// checkFocused returns what an answer of Focus breaks of its promises.
-func checkFocused(text string, f Focusing, short string, kept int) error {
+// checkFocused returns an error if a result of Focus breaks a promise.
+func checkFocused(text string, f FocusOptions, short string, kept int) error {
 	l := split(text)
 	n := l.len()
-	if leftOut := f.leftOut(n); kept > n-leftOut {
+	if minRemoved := f.minRemoved(n); kept > n-minRemoved {
 		return fmt.Errorf("%d lines kept of %d, at a ratio of %g", kept, n, f.Ratio)
 	}
 	if chars := utf8.RuneCountInString(short); chars > f.MaxChars {
@@ -32,7 +32,7 @@ func checkFocused(text string, f Focusing, short string, kept int) error {
 		return nil
 	}
 	at, found := 0, 0
-	marked := false // the last line of the answer is a marker
+	marked := false // the previous line of the result is a marker
 	for _, line := range strings.Split(short, "\n") {
 		if m := keptLine.FindStringSubmatch(line); m != nil {
 			if number, _ := strconv.Atoi(m[1]); number != at+1 || at >= n {
@@ -98,14 +98,14 @@ func TestFocusHoldsItsPromises(t *testing.T) {
 	refused := 0
 	for i := range rounds {
 		text := textToFocus(random)
-		f := Focusing{Goal: goalToFocus(random), MaxChars: random.IntN(1 + random.IntN(4000)), Timeout: time.Minute}
+		f := FocusOptions{Goal: goalToFocus(random), MaxChars: random.IntN(1 + random.IntN(4000)), Timeout: time.Minute}
 		if random.IntN(3) == 0 {
 			f.Ratio = random.Float64()
 		}
 		short, kept, ok := Focus(context.Background(), text, f)
 		again, keptAgain, okAgain := Focus(context.Background(), text, f)
 		if again != short || keptAgain != kept || okAgain != ok {
-			t.Fatalf("round %d: %+v of %q: another answer the second time", i, f, text)
+			t.Fatalf("round %d: %+v of %q: a different result the second time", i, f, text)
 		}
 		if !ok {
 			refused++
@@ -126,7 +126,7 @@ func TestFocusHoldsItsPromises(t *testing.T) {
 	}
 }
 
-// textToFocus returns a text of some lines that may have anything in them.
+// textToFocus returns a text of random lines.
 func textToFocus(random *rand.Rand) string {
 	pieces := [...]string{"func ", "read", "Config", " ", " ", "(", ")", " {", "}", "\t", "error",
 		"2024-05-01 10:00:00 INFO ", "# ", "é", "│", "…", "\xff", "\xe2\x82", "日本", "x := 1",
@@ -168,27 +168,28 @@ func TestFocus(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, text string
-		f          Focusing
+		f          FocusOptions
 		want       string
 		kept       int
 		ok         bool
 	}{
-		{"a text that fits", "a\r\nb\r\n", Focusing{MaxChars: 6}, "a\r\nb\r\n", 2, true},
-		{"characters, not bytes", "äö\n", Focusing{MaxChars: 3}, "äö\n", 1, true},
-		{"nothing", "", Focusing{}, "", 0, true},
-		{"the line that was asked for", with(99, 50, "the upload timed out"), Focusing{Goal: "upload", MaxChars: 80},
+		{"a text that fits", "a\r\nb\r\n", FocusOptions{MaxChars: 6}, "a\r\nb\r\n", 2, true},
+		{"characters, not bytes", "äö\n", FocusOptions{MaxChars: 3}, "äö\n", 1, true},
+		{"an empty text", "", FocusOptions{}, "", 0, true},
+		{"the line that matches the goal", with(99, 50, "the upload timed out"), FocusOptions{Goal: "upload", MaxChars: 80},
 			"[lines 1-49 left out]\n50│ the upload timed out\n[lines 51-99 left out]", 1, true},
-		{"the first line", with(99, 1, "the upload timed out"), Focusing{Goal: "upload", MaxChars: 80, Ratio: 0.985},
+		{"the first line matches",
+			with(99, 1, "the upload timed out"), FocusOptions{Goal: "upload", MaxChars: 80, Ratio: 0.985},
 			"1│ the upload timed out\n[lines 2-99 left out]", 1, true},
-		{"a ratio of a text that fits", with(9, 5, "the upload timed out"),
-			Focusing{Goal: "upload", MaxChars: 1000, Ratio: 0.85},
+		{"a ratio, although the text fits", with(9, 5, "the upload timed out"),
+			FocusOptions{Goal: "upload", MaxChars: 1000, Ratio: 0.85},
 			"[lines 1-4 left out]\n5│ the upload timed out\n[lines 6-9 left out]", 1, true},
-		{"a ratio of everything", numbered(9), Focusing{MaxChars: 1000, Ratio: 1}, "", 0, false},
-		{"too few characters", numbered(99), Focusing{MaxChars: 30}, "", 0, false},
-		{"no characters", "a\n", Focusing{}, "", 0, false},
-		{"a single line", strings.Repeat("minified;", 1000), Focusing{Goal: "minified", MaxChars: 1000}, "", 0, false},
-		{"too many lines", strings.Repeat("\n", MaxLines+1), Focusing{MaxChars: 1000}, "", 0, false},
-		{"not enough time", numbered(99), Focusing{MaxChars: 1000, Timeout: 1}, "", 0, false},
+		{"a ratio of 1", numbered(9), FocusOptions{MaxChars: 1000, Ratio: 1}, "", 0, false},
+		{"too few characters", numbered(99), FocusOptions{MaxChars: 30}, "", 0, false},
+		{"no characters", "a\n", FocusOptions{}, "", 0, false},
+		{"a single line", strings.Repeat("minified;", 1000), FocusOptions{Goal: "minified", MaxChars: 1000}, "", 0, false},
+		{"too many lines", strings.Repeat("\n", MaxLines+1), FocusOptions{MaxChars: 1000}, "", 0, false},
+		{"not enough time", numbered(99), FocusOptions{MaxChars: 1000, Timeout: 1}, "", 0, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			short, kept, ok := Focus(context.Background(), test.text, test.f)
@@ -211,7 +212,7 @@ func TestLeftOutMarker(t *testing.T) {
 func TestFocusEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if short, _, ok := Focus(ctx, strings.Repeat("a line\n", 1000), Focusing{MaxChars: 100}); ok {
+	if short, _, ok := Focus(ctx, strings.Repeat("a line\n", 1000), FocusOptions{MaxChars: 100}); ok {
 		t.Errorf("got %q", short)
 	}
 }
@@ -219,13 +220,13 @@ func TestFocusEndsWithItsContext(t *testing.T) {
 func TestFocusShortensLongLines(t *testing.T) {
 	long := strings.Repeat("some words and ", 200)
 	text := "first\n" + long + "the needle " + long + "\n" + strings.Repeat("another line\n", 50)
-	short, kept, ok := Focus(context.Background(), text, Focusing{Goal: "where is the needle?", MaxChars: 400})
+	short, kept, ok := Focus(context.Background(), text, FocusOptions{Goal: "where is the needle?", MaxChars: 400})
 	if !ok || kept == 0 || !strings.Contains(short, "2│ …") || !strings.Contains(short, "the needle") {
 		t.Errorf("got %q, %d, %t", short, kept, ok)
 	}
 }
 
-func TestFocusKeepsWhatKeptLinesAreUnder(t *testing.T) {
+func TestFocusKeepsHeadsOfKeptLines(t *testing.T) {
 	var b strings.Builder
 	for i := range 40 {
 		fmt.Fprintf(&b, "func number%d() {\n", i)
@@ -237,13 +238,13 @@ func TestFocusKeepsWhatKeptLinesAreUnder(t *testing.T) {
 		}
 		b.WriteString("}\n\n")
 	}
-	short, _, ok := Focus(context.Background(), b.String(), Focusing{Goal: "retry the upload", MaxChars: 1500})
+	short, _, ok := Focus(context.Background(), b.String(), FocusOptions{Goal: "retry the upload", MaxChars: 1500})
 	if !ok || !strings.Contains(short, "retry(upload)") || !strings.Contains(short, "func number20()") {
 		t.Errorf("got %s", short)
 	}
 }
 
-// A line that has what was asked for is found in any company.
+// The only line that matches the goal is found among many lines of any kind.
 func TestFocusFindsOneLineOfMany(t *testing.T) {
 	sizes := []int{500, 20_000}
 	if testing.Short() {
@@ -270,7 +271,7 @@ func TestFocusFindsOneLineOfMany(t *testing.T) {
 					all[i] = line(i)
 				}
 				all[n*2/3] = fact
-				f := Focusing{Goal: goal, MaxChars: 2000, Timeout: time.Minute}
+				f := FocusOptions{Goal: goal, MaxChars: 2000, Timeout: time.Minute}
 				short, _, ok := Focus(context.Background(), strings.Join(all, "\n"), f)
 				if !ok || !strings.Contains(short, fmt.Sprintf("\n%d│ %s\n", n*2/3+1, fact)) {
 					t.Errorf("%s of %d lines, %q: got\n%s", name, n, goal, short)
@@ -280,7 +281,7 @@ func TestFocusFindsOneLineOfMany(t *testing.T) {
 	}
 }
 
-// A run that has no room as a whole is kept in part, even if its lines are all the same.
+// A run that does not fit as a whole is kept in part, even if all its lines are equal.
 func TestFocusKeepsPartOfALongRun(t *testing.T) {
 	const fact = "the upload of the picture was refused"
 	for _, n := range []int{1, 30, 60, 200} {
@@ -292,7 +293,7 @@ func TestFocusKeepsPartOfALongRun(t *testing.T) {
 			for i := range n {
 				all[1500+i] = fact
 			}
-			f := Focusing{Goal: "why are uploads refused?", MaxChars: budget, Timeout: time.Minute}
+			f := FocusOptions{Goal: "why are uploads refused?", MaxChars: budget, Timeout: time.Minute}
 			short, kept, ok := Focus(context.Background(), strings.Join(all, "\n"), f)
 			if !ok || strings.Count(short, fact) < min(n, kept/2) {
 				t.Errorf("%d lines in %d characters: got\n%s", n, budget, short)
@@ -308,7 +309,7 @@ func BenchmarkFocus(b *testing.B) {
 			i%60, i%16, i*7919, i%977)
 	}
 	b.SetBytes(int64(log.Len()))
-	f := Focusing{Goal: "why do uploads fail?", MaxChars: 4000, Timeout: time.Minute}
+	f := FocusOptions{Goal: "why do uploads fail?", MaxChars: 4000, Timeout: time.Minute}
 	for b.Loop() {
 		if _, _, ok := Focus(context.Background(), log.String(), f); !ok {
 			b.Fatal("refused")

@@ -16,7 +16,7 @@ func TestLinesWithAWordOfTheGoalAreKept(t *testing.T) { // P32, P33, P39
 		{"in a longer word", "capacitor", "le FluxCapacitors est ici"},
 		{"capitals in the goal", "WHERE IS THE FLUXCAPACITOR", "le fluxcapacitor"},
 		{"an underscore", "count max_retries", "x = MAX_RETRIES + 1"},
-		{"letters that are not of ASCII", "vérifier les données", "Les DONNÉES sont là"},
+		{"letters outside ASCII", "vérifier les données", "Les DONNÉES sont là"},
 		{"four characters", "find abcd now", "xx abcd yy"},
 		{"digits", "why 4711", "order 4711 was lost"},
 		{"regular expressions in the goal", `.* [a-z]+ (( \d{4} \ fluxcapacitor $^`, "le fluxcapacitor"},
@@ -28,7 +28,7 @@ func TestLinesWithAWordOfTheGoalAreKept(t *testing.T) { // P32, P33, P39
 			for _, source := range allSources {
 				got := Prune(t.Context(), request(source, with(1000, "ligne %d", map[int]string{500: test.line}), test.goal))
 				if missing(got, 500) != nil || got.Stats.PrunedLines < 275 {
-					t.Errorf("%s: kept lines without 500, or too many: %+v, want line 500 and half of what may go gone", source,
+					t.Errorf("%s: want line 500 kept, and half of the removable lines removed: %+v", source,
 						got.Stats)
 				}
 			}
@@ -48,12 +48,12 @@ func TestWordsOfTheGoalInManyLines(t *testing.T) { // P32
 		r := request(Docs, with(1000, "ligne %d", others), "fluxcapacitor")
 		r.Options.MaxPruneRatio = test.ratio
 		if lost := missing(Prune(t.Context(), r), slices.Sorted(maps.Keys(others))...); lost != nil {
-			t.Errorf("a word in each %dth line, at %v: lines %v are gone, want them kept", test.each, test.ratio, lost)
+			t.Errorf("a word in every %dth line, ratio %v: lines %v are removed, want them kept", test.each, test.ratio, lost)
 		}
 	}
 }
 
-// structures is what source code has of imports and definitions, language by language.
+// structures are imports and definitions by language.
 var structures = []struct {
 	language, header, filler string
 	lines                    []string
@@ -124,7 +124,7 @@ var structures = []struct {
 	}},
 }
 
-// Lines that must be kept are spread thinly over code.
+// A few imports and definitions in a long text are all kept.
 func TestStructureOfCodeIsKept(t *testing.T) { // P35, P33
 	for _, s := range structures {
 		t.Run(s.language, func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestStructureOfCodeIsKept(t *testing.T) { // P35, P33
 			}
 			got := Prune(t.Context(), request(Code, with(600, s.filler, others), "zzzz"))
 			if lost := missing(got, slices.Sorted(maps.Keys(others))...); lost != nil || got.Stats.PrunedLines == 0 {
-				t.Errorf("lines %v are gone, %d in all, want the structure kept and others gone", lost, got.Stats.PrunedLines)
+				t.Errorf("lines %v are removed, %d in all, want only other lines removed", lost, got.Stats.PrunedLines)
 			}
 		})
 	}
@@ -147,13 +147,13 @@ func TestStructureOfCodeIsKept(t *testing.T) { // P35, P33
 		{"a header that is a block comment", map[int]string{1: "/*", 2: " * Copyright of the authors", 3: " */"}},
 		{"imports over several lines", map[int]string{300: "from a import (", 301: "    b,", 302: "    c,", 303: ")"}},
 		{"a block of imports", map[int]string{300: "import (", 301: `	"fmt"`, 302: `	"os"`, 303: ")"}},
-		{"names that are imported one by one", map[int]string{300: "import {", 301: "  first,", 302: "  second,",
+		{"an import with a line for each name", map[int]string{300: "import {", 301: "  first,", 302: "  second,",
 			303: `} from "./both.js";`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := Prune(t.Context(), request(Code, with(600, "    total = total + %d", test.others), "zzzz"))
 			if lost := missing(got, slices.Sorted(maps.Keys(test.others))...); lost != nil {
-				t.Errorf("lines %v are gone, want them kept", lost)
+				t.Errorf("lines %v are removed, want them kept", lost)
 			}
 		})
 	}
@@ -170,7 +170,7 @@ func TestFailuresInLogsAreKept(t *testing.T) { // P36
 		t.Run(line, func(t *testing.T) {
 			got := Prune(t.Context(), request(Logs, with(1000, record, map[int]string{400: line}), "zzzz"))
 			if lost := missing(got, 399, 400, 401); lost != nil {
-				t.Errorf("lines %v are gone, want the failure and the lines around it", lost)
+				t.Errorf("lines %v are removed, want the failure and the lines around it kept", lost)
 			}
 		})
 	}
@@ -180,13 +180,14 @@ func TestFailuresInLogsAreKept(t *testing.T) { // P36
 		at   map[int]string
 		want []int
 	}{
-		{"two of a thousand", 1000, map[int]string{400: "ERROR x", 700: "Traceback"}, []int{399, 400, 401, 699, 700, 701}},
-		{"the first and the last", 1000, map[int]string{1: "error", 1000: "Exception"}, []int{1, 2, 999, 1000}},
+		{"two failures in a thousand lines",
+			1000, map[int]string{400: "ERROR x", 700: "Traceback"}, []int{399, 400, 401, 699, 700, 701}},
+		{"failures in the first and last lines", 1000, map[int]string{1: "error", 1000: "Exception"}, []int{1, 2, 999, 1000}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := Prune(t.Context(), request(Logs, with(test.n, record, test.at), "zzzz"))
 			if lost := missing(got, test.want...); lost != nil {
-				t.Errorf("lines %v are gone, want the failures and the lines around them", lost)
+				t.Errorf("lines %v are removed, want the failures and the lines around them kept", lost)
 			}
 		})
 	}
@@ -200,7 +201,7 @@ func TestHeadingsOfDocsAreKept(t *testing.T) { // P37
 	}
 	got := Prune(t.Context(), request(Docs, with(600, "Une phrase sans importance, la %d.", others), "zzzz"))
 	if lost := missing(got, 1, 50, 100, 150, 200, 300, 350, 401, 451); lost != nil {
-		t.Errorf("lines %v are gone, want the headings kept", lost)
+		t.Errorf("lines %v are removed, want the headings kept", lost)
 	}
 }
 
@@ -224,7 +225,7 @@ func TestFencedBlocksStayOrGoAsAWhole(t *testing.T) { // P37
 					r := request(Docs, with(600, "Une phrase sans importance, la %d.", others), goal)
 					r.Options.MaxPruneRatio = ratio
 					if err := broken(t, r); err != nil {
-						t.Errorf("at %v for %s: %v", ratio, goal, err)
+						t.Errorf("ratio %v, goal %s: %v", ratio, goal, err)
 					}
 				}
 			}

@@ -6,8 +6,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// lines are the lines of a text. Each ends with LF, CRLF or CR; the last may have no end. Other line
-// separators, such as form feed and U+2028, do not count, as in editors and compilers.
+// lines are the lines of a text. Each ends with LF, CRLF or CR; the last may have no line end.
+// Other separators, such as form feed and U+2028, do not end lines, as in editors and compilers.
 type lines struct {
 	text   string
 	starts []int // start of each line, and the length of the text
@@ -56,8 +56,8 @@ func (l lines) lower() lines {
 	return lines{b.String(), append(starts, b.Len())}
 }
 
-// with returns the lines that contain a word without line ends.
-func (l lines) with(word string) (at []int) {
+// containing returns the numbers of the lines that contain a word. The word has no line ends.
+func (l lines) containing(word string) (at []int) {
 	for line, from := 0, 0; line < l.len(); line, from = line+1, l.starts[line+1] {
 		found := strings.Index(l.text[from:], word)
 		if found < 0 {
@@ -75,7 +75,7 @@ func (l lines) with(word string) (at []int) {
 // ones, is divided among them by bytes.
 func (l lines) tokens() []int {
 	all := make([]int, l.len())
-	line, start, count := 0, 0, 0 // piece not yet counted, and its first line
+	line, start, count := 0, 0, 0 // next line; start and tokens of the piece not yet counted
 	add := func(end int) {
 		counted := 0
 		for ; start < end && line < l.len() && l.starts[line+1] <= end; line++ {

@@ -11,11 +11,11 @@ import (
 
 func TestLinesWithAWord(t *testing.T) { // P32
 	l := split("One two\r\nTWO two\n\nthree\rTwo").lower()
-	if got := l.with("two"); !slices.Equal(got, []int{0, 1, 4}) || l.len() != 5 {
-		t.Errorf("lines %v of %d have it", got, l.len())
+	if got := l.containing("two"); !slices.Equal(got, []int{0, 1, 4}) || l.len() != 5 {
+		t.Errorf("lines %v of %d contain it", got, l.len())
 	}
-	if got := l.with("four"); got != nil {
-		t.Errorf("lines %v have what is not there", got)
+	if got := l.containing("four"); got != nil {
+		t.Errorf("lines %v contain a word that is not in the text", got)
 	}
 }
 
@@ -38,19 +38,19 @@ func TestLines(t *testing.T) { // P27
 		name, text string
 		want       []string
 	}{
-		{"an empty text has none", "", []string{}},
-		{"a text without an end of line has one", "a", []string{"a"}},
-		{"an end of line begins no other", "a\n", []string{"a"}},
-		{"two ends of line make an empty one", "a\n\n", []string{"a", ""}},
-		{"an end of line alone is an empty line", "\n", []string{""}},
+		{"an empty text has no lines", "", []string{}},
+		{"a text without a line end has one line", "a", []string{"a"}},
+		{"a line end does not begin another line", "a\n", []string{"a"}},
+		{"an empty line is between two line ends", "a\n\n", []string{"a", ""}},
+		{"a line end alone is an empty line", "\n", []string{""}},
 		{"line feeds", "a\nb\nc", []string{"a", "b", "c"}},
 		{"carriage returns with line feeds", "a\r\nb\r\n", []string{"a", "b"}},
 		{"carriage returns alone", "a\rb\r", []string{"a", "b"}},
 		{"two carriage returns", "\r\r", []string{"", ""}},
 		{"a carriage return before one with a line feed", "a\r\r\nb", []string{"a", "", "b"}},
 		{"a line feed before a carriage return", "a\n\rb", []string{"a", "", "b"}},
-		{"all of them", "a\rb\r\nc\nd", []string{"a", "b", "c", "d"}},
-		{"form feed, vertical tab and the like end none", "a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h",
+		{"all kinds of line ends", "a\rb\r\nc\nd", []string{"a", "b", "c", "d"}},
+		{"form feed, vertical tab and other separators do not end lines", "a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h",
 			[]string{"a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h"}},
 		{"bytes that are not UTF-8", "\xff\n\xc3\r\n\xe2\x80", []string{"\xff", "\xc3", "\xe2\x80"}},
 		{"white space stays", " a \n\t\n", []string{" a ", "\t"}},
@@ -85,7 +85,7 @@ func TestLinesWithTheirEndsAreTheText(t *testing.T) { // P27, P40
 	}
 }
 
-// What stands in many lines costs something in all of them.
+// A token that spans many lines is divided among them.
 func TestTokensOfBlankLines(t *testing.T) { // P78
 	costs := split("x\n" + strings.Repeat("\t \n", 400) + "y\n").tokens()
 	total := 0

@@ -19,7 +19,7 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wordi
 	if q.about&aboutErrors != 0 {
 		s.flagWords(errorAsked, w, "err", "except", "throw", "panic", "fail", "raise")
 	}
-	lost := 1 - min(1, s.found)
+	missing := 1 - min(1, s.found) // share of the goal that even the best lines lack
 	for i := range n {
 		x := s.row(i)
 		flag := func(f feature, set bool) {
@@ -81,26 +81,26 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wordi
 		flag(versionAsked, q.about&aboutVersions != 0 && looks.number)
 		flag(messageAsked, q.about&aboutMessages != 0 && looks.text)
 
-		x[unmatched] = float32(lost)
-		x[unmatchedDefinition] = float32(lost) * x[isDefinitionLine]
-		x[unmatchedComment] = float32(lost) * x[isCommentLine]
-		x[unmatchedLength] = float32(lost * size)
-		x[unmatchedBlank] = float32(lost) * x[isBlank]
-		x[unmatchedPosition] = float32(lost * at)
+		x[unmatched] = float32(missing)
+		x[unmatchedDefinition] = float32(missing) * x[isDefinitionLine]
+		x[unmatchedComment] = float32(missing) * x[isCommentLine]
+		x[unmatchedLength] = float32(missing * size)
+		x[unmatchedBlank] = float32(missing) * x[isBlank]
+		x[unmatchedPosition] = float32(missing * at)
 	}
 }
 
 // flagWords sets a feature of the lines that contain one of the words.
 func (s *sheet) flagWords(f feature, w *wording, words ...string) {
 	for _, word := range words {
-		for _, i := range w.lower.with(word) {
+		for _, i := range w.lower.containing(word) {
 			s.row(i)[f] = 1
 		}
 	}
 }
 
-// countCopies returns, for each line, the number of lines like it. Lines of logs are compared without
-// numbers and ids.
+// countCopies returns, for each line, the number of equal lines, itself included; 0 for blank lines
+// and brackets. Lines of logs are compared without numbers and ids.
 func countCopies(l lines, o *outline, source Source) []int {
 	numbers := map[string]int{}
 	var counts []int

@@ -10,7 +10,7 @@ type matching struct {
 	weights     []float64   // by term, adding up to 1
 	hits        [][]float64 // by term and line: how much of the term is there
 	line        []float64   // coverage by line
-	termWeights []float64   // weight of each term in the goal, however rare it is
+	termWeights []float64   // weight of each term in the goal, regardless of its rarity
 	lengths     []float64   // number of terms by line
 }
 
@@ -50,7 +50,8 @@ func match(v *vocabulary, q *query) *matching {
 	return m
 }
 
-// window returns the coverage of each line with radius lines on both sides, and its ranking.
+// window returns the coverage and the ranking of each line together with radius lines on both
+// sides.
 func (m *matching) window(radius int) (coverage []float64, ranked *ranking) {
 	n := len(m.line)
 	first := func(i int) int { return max(0, i-radius) }
@@ -79,7 +80,7 @@ func (m *matching) window(radius int) (coverage []float64, ranked *ranking) {
 	return coverage, ranked
 }
 
-// gather returns the coverage of groups of lines, its density, and its ranking.
+// gather returns the coverage, the density of matches and the ranking of groups of lines.
 func (m *matching) gather(group []int, groups int) (coverage, density []float64, ranked *ranking) {
 	sums := make([]float64, groups)
 	within := func(values []float64) []float64 {
@@ -114,7 +115,7 @@ func (m *matching) gather(group []int, groups int) (coverage, density []float64,
 // A ranking ranks the parts of a text by BM25.
 type ranking struct {
 	scores []float64
-	dilute []float64 // normalization by length
+	norms  []float64 // normalization by length
 }
 
 // Parameters of BM25: saturation of repeated terms, and influence of length.
@@ -123,21 +124,21 @@ const (
 	lengthInfluence = 0.75
 )
 
-// newRanking returns a ranking of parts with these numbers of terms.
+// newRanking returns a ranking of parts, given the number of terms in each.
 func newRanking(lengths []float64) *ranking {
-	r := &ranking{scores: make([]float64, len(lengths)), dilute: make([]float64, len(lengths))}
+	r := &ranking{scores: make([]float64, len(lengths)), norms: make([]float64, len(lengths))}
 	total := 0.0
 	for _, length := range lengths {
 		total += length
 	}
 	mean := total/float64(max(len(lengths), 1)) + 1
 	for i, length := range lengths {
-		r.dilute[i] = saturation * (1 - lengthInfluence + lengthInfluence*length/mean)
+		r.norms[i] = saturation * (1 - lengthInfluence + lengthInfluence*length/mean)
 	}
 	return r
 }
 
-// add adds a term with this weight, given how often each part has it.
+// add adds a term with a weight, given how often it occurs in each part.
 func (r *ranking) add(weight float64, found []float64) {
 	parts := 0
 	for _, f := range found {
@@ -148,7 +149,7 @@ func (r *ranking) add(weight float64, found []float64) {
 	rarity := weight * rarity(parts, len(found))
 	for i, f := range found {
 		if f > 0 {
-			r.scores[i] += rarity * f * (saturation + 1) / (f + r.dilute[i])
+			r.scores[i] += rarity * f * (saturation + 1) / (f + r.norms[i])
 		}
 	}
 }
@@ -189,7 +190,7 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 	s.set(inWindow4Relative, relative(window4))
 	s.set(inWindow16, window16)
 	s.set(inWindow16Relative, relative(window16))
-	s.found = most(window4)
+	s.found = highest(window4)
 
 	s.set(near3, relative(near(m.line, 3)))
 	around := near(m.line, 10)
@@ -241,7 +242,7 @@ func (s *sheet) readNames(o *outline, q *query, w *wording) {
 	}
 	found, above := make([]float64, n), make([]float64, n)
 	for _, name := range q.identifiers {
-		for _, i := range w.lower.with(name) {
+		for _, i := range w.lower.containing(name) {
 			found[i] = 1
 		}
 	}
@@ -255,7 +256,7 @@ func (s *sheet) readNames(o *outline, q *query, w *wording) {
 	s.set(namedInHead, above)
 }
 
-// relatedTerms is how many terms are taken to be related to the goal.
+// relatedTerms is the number of terms that count as related to the goal.
 const relatedTerms = 24
 
 // readRelated finds terms that occur near those of the goal.

@@ -5,9 +5,10 @@ import "math"
 // hidden is the number of hidden units.
 const hidden = 24
 
-// A perceptron computes one number from the features of a line: the logarithm of the value of keeping
-// it. It is a linear regression plus one hidden layer, small enough to take a microsecond per line.
-// Its weights are learned from changes that people made for a stated reason: see the command train.
+// A perceptron computes one number from the features of a line: the logarithm of the value of
+// keeping it. It is a linear regression plus one hidden layer, small enough to take a microsecond
+// per line. Its weights are learned from changes that people made for a stated reason: see the
+// command train.
 type perceptron struct {
 	in     [features][hidden]float32
 	bias   [hidden]float32
@@ -34,8 +35,7 @@ func (p *perceptron) sum(row []float32) float64 {
 	return float64(sum)
 }
 
-// values returns the values of lines, relative to the largest: how much relevant content to expect in
-// each.
+// values returns how much relevant content to expect in each line, relative to the best line.
 func (s *sheet) values() []float64 {
 	values := make([]float64, len(s.rows)/int(features))
 	most := math.Inf(-1)
@@ -43,7 +43,7 @@ func (s *sheet) values() []float64 {
 		values[i] = network.sum(s.row(i))
 		most = max(most, values[i])
 	}
-	const least = 1e-12 // greater than 0
+	const least = 1e-12 // values must be positive
 	for i, sum := range values {
 		values[i] = max(least, math.Exp(sum-most))
 	}

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// A kind is what a line is, by its looks.
+// A kind is a set of properties of a line, as far as its looks tell.
 type kind uint16
 
 const (
@@ -17,7 +17,7 @@ const (
 	definition      // of a function, a type or a module
 	heading         // of a section
 	fenced          // part of a fenced block
-	joined          // kept or removed with the line before
+	joined          // kept or removed together with the line before
 	failure         // in a log: reports that something failed
 	severe          // in a log: reports something severe
 	trace           // in a log: part of a stack trace
@@ -28,11 +28,12 @@ type outline struct {
 	kinds  []kind
 	indent []int
 
-	// The definition or heading that a line is under, or -1. A definition is under the enclosing one.
+	// The line of the definition or heading that a line is under, or -1. A definition is under the
+	// enclosing one.
 	parent []int
 
-	// The block of a line: the lines of one definition, heading or log record, without those inside it.
-	// Numbered from 0.
+	// The block of a line: the lines of one definition, heading or log record, without those inside
+	// it. Numbered from 0.
 	block  []int
 	blocks int
 
@@ -43,7 +44,7 @@ type outline struct {
 
 func (o *outline) is(i int, k kind) bool { return o.kinds[i]&k != 0 }
 
-// head returns the definition or heading that line i is, or is under, or -1.
+// head returns the definition or heading of line i, which may be line i itself, or -1.
 func (o *outline) head(i int) int {
 	if o.is(i, definition|heading) {
 		return i
@@ -91,7 +92,7 @@ func outlineOf(l lines, source Source, stopped func() bool) *outline {
 // stride is how many lines are read between checks of stopped.
 const stride = 1024
 
-// columns returns the width of leading white space.
+// columns returns the width of leading white space; a tab has four columns.
 func columns(space string) int {
 	return len(space) + 3*strings.Count(space, "\t")
 }

@@ -2,9 +2,9 @@ package prune
 
 import "strings"
 
-// readCode finds definitions, imports and comments by how they look in the most common languages. The
-// language is unknown, but what looks like a definition in one language is rarely anything else in
-// another.
+// readCode finds definitions, imports and comments by how they look in the most common languages.
+// It does not know the language, but a line that looks like a definition in one language is rarely
+// anything else in another.
 func (o *outline) readCode(l lines) {
 	switch {
 	case isYAML(l):
@@ -17,8 +17,8 @@ func (o *outline) readCode(l lines) {
 	n := l.len()
 	var open comments
 	var ends map[int]int // line after a definition that has an end marker, by its first line
-	unended := 0         // no import ends before this line
-	head := 0            // the head of a definition, or a macro, continues up to this line
+	unended := 0         // no end of an import was found up to this line
+	head := 0            // end of the head of a definition, or of a macro: the line after it
 	for i := 0; i < n; i++ {
 		if o.is(i, blank) {
 			continue
@@ -46,7 +46,7 @@ func (o *outline) readCode(l lines) {
 			ends[i] = head
 		case isImport(text):
 			o.kinds[i] |= imported
-			if ends := closerOf(text); ends != 0 && i >= unended {
+			if ends := importCloser(text); ends != 0 && i >= unended {
 				i, unended = o.readImport(l, i, ends)
 			}
 		default:
@@ -62,8 +62,8 @@ func (o *outline) readCode(l lines) {
 	o.nest(l, ends, isDirective)
 }
 
-// readTemplate marks the head of a C++ template that begins at line i. It returns the last line of the
-// head, and what follows it there.
+// readTemplate marks the head of a C++ template that begins at line i as a decorator. It returns
+// the last line of the head, and the text after the head in that line.
 func (o *outline) readTemplate(l lines, i int, text string) (last int, rest string) {
 	var head templateHead
 	for last = i; last < min(l.len(), i+maxParameters); last++ {
@@ -79,8 +79,8 @@ func (o *outline) readTemplate(l lines, i int, text string) (last int, rest stri
 	return i, text
 }
 
-// maxHeader is how many lines of a file's header are read. Licenses are longer, but their beginning is
-// enough.
+// maxHeader is the number of lines of a file that can be its header. Licenses are longer, but their
+// beginning is enough.
 const maxHeader = 5
 
 // readHeader finds the header of a file: a comment and package clause.
@@ -99,9 +99,9 @@ func (o *outline) readHeader(l lines) {
 // maxImport bounds the lines of an import whose end is missing.
 const maxImport = 200
 
-// closerOf returns the closing character of an import that begins with this line, or 0 if it ends
-// there.
-func closerOf(text string) byte {
+// importCloser returns the character that closes an import that begins with this line, or 0 if the
+// import ends there.
+func importCloser(text string) byte {
 	switch {
 	case parentheses(text) > 0:
 		return ')'
@@ -111,8 +111,8 @@ func closerOf(text string) byte {
 	return 0
 }
 
-// readImport marks the rest of the import that begins at line i. It returns its last line, or the line
-// up to which it found no end.
+// readImport marks the rest of the import that begins at line i. It returns the last line of the
+// import. If it finds no end, it returns i and the line at which it stopped.
 func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 	limit := min(l.len(), i+maxImport)
 	for j := i + 1; j < limit; j++ {
@@ -133,7 +133,7 @@ func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 // comments tracks multi-line comments and texts in triple quotes.
 type comments struct {
 	end     string          // end of the open comment or text, or empty
-	endless map[string]bool // ends that do not occur any later
+	endless map[string]bool // ends that do not occur in the rest of the text
 }
 
 // read reports whether a line is part of a comment, or begins inside a text. rest is the text that
@@ -161,7 +161,7 @@ var tripleQuotes = [...]string{`"""`, `'''`}
 
 // readTexts finds a text that begins in a line and does not end there.
 func (c *comments) readTexts(line, rest string) {
-	var absent [len(tripleQuotes)]bool // from here on
+	var absent [len(tripleQuotes)]bool // quotes that the rest of the line does not have
 	for {
 		at, quote := -1, ""
 		for k, q := range tripleQuotes {
@@ -198,7 +198,7 @@ func (c *comments) readTexts(line, rest string) {
 	}
 }
 
-// begin opens a comment or text, if its end exists.
+// begin opens a comment or text, unless its end is missing.
 func (c *comments) begin(end, rest string) {
 	if c.endless[end] {
 		return
@@ -222,9 +222,10 @@ type scope struct {
 	members int // indentation of its members, or 0
 }
 
-// nest finds by indentation which definitions enclose others, and methods that only their type
-// distinguishes from calls. Comments and decorators right above a definition belong to it. ends holds
-// the explicit ends of definitions; a line for which floats returns true may have any indentation.
+// nest finds by indentation which definitions enclose others. It also finds methods without a body,
+// which differ from calls only by being in a type. Comments and decorators right above a definition
+// belong to it. ends has the line after each definition with an end marker. The indentation of lines
+// for which floats returns true has no meaning.
 func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool) {
 	var scopes []scope
 	loose := -1 // block of lines outside of definitions, up to the next blank line
@@ -292,8 +293,7 @@ func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool)
 	o.blocks++ // for blank lines before anything else
 }
 
-// declares reports whether line i, the next one in a scope, is a method without a body: a member of a
-// type that looks like one.
+// declares reports whether line i, the next one in the scope of a type, is a method without a body.
 func (s *scope) declares(o *outline, l lines, i int, text string) bool {
 	switch {
 	case s.body.kind == noType || isDirective(text):

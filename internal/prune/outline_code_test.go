@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// Each line of a snippet begins with what it is: i an import, d a definition, c a
-// comment, h of the header, @ a decorator, . anything else; several for a
-// line that is several. The text follows behind a bar.
+// readSnippet returns the text of a snippet and the kinds of its lines. In a snippet, each line
+// begins with the letters of its kinds and a bar: i for an import, d for a definition, c for a
+// comment, h for a part of the header, @ for a decorator, and . for anything else.
 func readSnippet(snippet string) (text string, want []string) {
 	var b strings.Builder
 	for line := range strings.Lines(strings.Trim(snippet, "\n")) {
@@ -23,7 +23,7 @@ var letters = []struct {
 	letter string
 }{{header, "h"}, {imported, "i"}, {definition, "d"}, {comment, "c"}, {decorator, "@"}}
 
-// lettersOf writes down what a line is.
+// lettersOf returns the letters of the kinds of line i.
 func lettersOf(o *outline, i int) (is string) {
 	for _, l := range letters {
 		if o.is(i, l.kind) {
@@ -36,7 +36,7 @@ func lettersOf(o *outline, i int) (is string) {
 	return is
 }
 
-// checkOutline checks what the lines of a snippet of code are.
+// checkOutline checks the kinds of the lines of a snippet of code.
 func checkOutline(t *testing.T, snippet string) {
 	t.Helper()
 	text, want := readSnippet(snippet)
@@ -116,7 +116,7 @@ hc|# Copyright 2026
  .|    a: int,
  .|) -> int:
 `},
-		{"forms that are rarer", `
+		{"rare forms", `
  i|from x import (a, b,
  i|    c)
  .|include('x'),
@@ -601,7 +601,7 @@ hc|# What it does.
 	}
 }
 
-// want has the number of the line that each line is under, 0 for none.
+// For each line, want has the number of the line that it is under, or 0.
 func TestScopesOfCode(t *testing.T) { // P77
 	for _, test := range []struct {
 		name, text string
@@ -610,14 +610,15 @@ func TestScopesOfCode(t *testing.T) { // P77
 		{"by indentation", "class A:\n    x = 1\n    def f(self):\n        return 1\n\n    def g(self):\n        def " +
 			"h():\n            pass\n        return h\ny = 2\ndef k():\n    pass\n",
 			[]int{0, 1, 1, 3, 3, 1, 6, 7, 6, 0, 0, 11}},
-		{"a brace is of what it closes", "func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n",
+		{"a brace belongs to the definition that it closes",
+			"func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n",
 			[]int{0, 1, 1, 1, 0, 5, 5, 5, 5, 0}},
-		{"a brace in the next line", "int f(int x)\n{\n\treturn x;\n}\nint y;\n", []int{0, 1, 1, 1, 0}},
-		{"after the brace that closes", "void f() {\n}\n#ifdef A\nint x;\n#endif\n", []int{0, 1, 0, 0, 0}},
+		{"a brace on the next line", "int f(int x)\n{\n\treturn x;\n}\nint y;\n", []int{0, 1, 1, 1, 0}},
+		{"after the closing brace", "void f() {\n}\n#ifdef A\nint x;\n#endif\n", []int{0, 1, 0, 0, 0}},
 		{"a macro ends with its last line", "void f() {\n#define A(x) \\\n  x\n\n  int b;\n}\n", []int{0, 1, 2, 2, 1, 1}},
 		{"a definition without a body", "interface A {\n    void f();\n    class B {\n        int x;\n    }\n}\n",
 			[]int{0, 1, 1, 3, 3, 1}},
-		{"nothing that defines", "x = 1\n    y = 2\n", []int{0, 0}},
+		{"no definitions", "x = 1\n    y = 2\n", []int{0, 0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := split(test.text)
@@ -631,7 +632,7 @@ func TestScopesOfCode(t *testing.T) { // P77
 	}
 }
 
-// What has the same letter belongs together.
+// Lines with the same letter belong to the same block.
 func TestBlocksOfCode(t *testing.T) { // P77
 	for _, test := range []struct{ name, text, want string }{
 		{"a definition and its body", "def f():\n    a\n\n    b\ndef g():\n    c\n", "aaaabb"},
@@ -639,8 +640,8 @@ func TestBlocksOfCode(t *testing.T) { // P77
 		{"the head of a template", "int x;\n// of A\ntemplate <class T,\n          class U>\nclass A {\n};\n", "abbbbb"},
 		{"methods without a body", "interface A {\n    // of f\n    void f();\n    void g(int a,\n        int b);\n}\n",
 			"abbcca"},
-		{"a definition in another", "class A:\n    a\n    def f():\n        b\n    c\n", "aabba"},
-		{"lines in none, up to a blank one", "import a\nimport b\n\nx = 1\ny = 2\n", "aaabb"},
+		{"a nested definition", "class A:\n    a\n    def f():\n        b\n    c\n", "aabba"},
+		{"lines outside definitions, up to a blank line", "import a\nimport b\n\nx = 1\ny = 2\n", "aaabb"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := lettered(outlineOf(split(test.text), Code, never).block); got != test.want {
@@ -650,7 +651,7 @@ func TestBlocksOfCode(t *testing.T) { // P77
 	}
 }
 
-// lettered writes groups as letters in the order in which they come.
+// lettered returns a letter for each group, in the order of their first occurrence.
 func lettered(groups []int) string {
 	var b strings.Builder
 	letters := map[int]byte{}

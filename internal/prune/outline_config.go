@@ -2,10 +2,10 @@ package prune
 
 import "strings"
 
-// YAML and makefiles have no keywords for definitions: only the position of a line tells. So the whole
-// text has to look like one of them.
+// YAML and makefiles have no keywords for definitions: they are recognized only by their position.
+// So the whole text must look like YAML or a makefile.
 
-// isYAML reports whether a text is YAML: keys and items, and few other lines.
+// isYAML reports whether a text looks like YAML: keys and items, and few other lines.
 func isYAML(l lines) bool {
 	entries, others, outer := 0, 0, -1
 	for y := (yamlReader{lines: l}); y.read(); {
@@ -28,7 +28,7 @@ func isYAML(l lines) bool {
 	return entries > 1 && 3*others < entries
 }
 
-// A yamlReader reads the lines of YAML that are not blank, comments or parts of a block scalar.
+// A yamlReader reads lines of YAML. It skips blank lines, comments and the lines of block scalars.
 type yamlReader struct {
 	lines
 	next, at, indent int
@@ -98,11 +98,11 @@ func yamlEntry(text string) (key, value string) {
 	return key, value
 }
 
-// maxYAMLLevel is how many levels of keys count as definitions. So do list items on the last level.
+// maxYAMLLevel is how many levels of keys count as definitions. List items one level deeper do, too.
 const maxYAMLLevel = 3
 
-// readYAML finds the keys of the first levels that have keys below them, and items of their lists with
-// several keys.
+// readYAML finds definitions: keys of the first levels that have keys below them, and items with
+// several keys in their lists.
 func (o *outline) readYAML(l lines) {
 	for i := range o.kinds {
 		if strings.HasPrefix(strings.TrimSpace(l.line(i)), "#") {
@@ -137,7 +137,8 @@ func (o *outline) readYAML(l lines) {
 	o.nest(l, nil, func(string) bool { return false })
 }
 
-// isMakefile reports whether a text is a makefile: rules with recipes, variables and directives.
+// isMakefile reports whether a text looks like a makefile: rules with recipes, variables and
+// directives.
 func isMakefile(l lines) bool {
 	recipes := false
 	for m := (makeReader{lines: l}); m.read(); {
@@ -146,29 +147,29 @@ func isMakefile(l lines) bool {
 			if m.text == "}" || strings.HasSuffix(m.text, " {") { // below a label of C or Go
 				return false
 			}
-		case m.sort == makeOther || m.indented && m.sort == makeRule:
+		case m.kind == makeOther || m.indented && m.kind == makeRule:
 			return false
 		default:
-			recipes = recipes || m.sort == makeRule && m.hasRecipe()
+			recipes = recipes || m.kind == makeRule && m.hasRecipe()
 		}
 	}
 	return recipes
 }
 
-// A makeReader reads the lines of a makefile that are not blank, comments, continuations or part of a
-// define.
+// A makeReader reads lines of a makefile. It skips blank lines, comments, continuations and the lines
+// of a define.
 type makeReader struct {
 	lines
 	next, at int
 	text     string
-	sort     makeSort
+	kind     makeKind
 	indented bool
 }
 
-type makeSort byte
+type makeKind byte
 
 const (
-	makeOther makeSort = iota
+	makeOther makeKind = iota
 	makeRule
 	makeVariable
 	makeDefine
@@ -177,7 +178,7 @@ const (
 	makeDirective
 )
 
-var makeWords = map[string]makeSort{
+var makeWords = map[string]makeKind{
 	"ifeq": makeConditional, "ifneq": makeConditional, "ifdef": makeConditional, "ifndef": makeConditional,
 	"else": makeConditional, "endif": makeConditional, "include": makeInclude, "sinclude": makeInclude,
 	"define": makeDefine,
@@ -195,8 +196,8 @@ func (m *makeReader) read() bool {
 			continue
 		}
 		m.indented = line[0] == '\t' || line[0] == ' '
-		m.sort = makeSortOf(m.text)
-		if m.sort == makeDefine {
+		m.kind = makeKindOf(m.text)
+		if m.kind == makeDefine {
 			for m.next < m.len() && firstWord(strings.TrimSpace(m.line(m.next-1))) != "endef" {
 				m.next++
 			}
@@ -216,13 +217,13 @@ func (m *makeReader) hasRecipe() bool {
 	return false
 }
 
-func makeSortOf(text string) makeSort {
+func makeKindOf(text string) makeKind {
 	text = strings.TrimPrefix(text, "override ")
 	word := firstWord(strings.TrimPrefix(text, "-"))
 	rest := strings.TrimPrefix(text, "-")[len(word):]
 	if rest == "" || strings.IndexByte(" \t(", rest[0]) >= 0 { // a whole word
-		if sort := makeWords[word]; sort != makeOther {
-			return sort
+		if kind := makeWords[word]; kind != makeOther {
+			return kind
 		}
 		if statements[word] || definers[word] {
 			return makeOther
@@ -269,16 +270,16 @@ func (o *outline) readMakefile(l lines) {
 	ends := map[int]int{}
 	for m := (makeReader{lines: l}); m.read(); {
 		switch {
-		case m.sort == makeDefine:
+		case m.kind == makeDefine:
 			o.kinds[m.at] |= definition
 			ends[m.at] = m.next
 		case m.indented:
-		case m.sort == makeInclude:
+		case m.kind == makeInclude:
 			o.kinds[m.at] |= imported
-		case m.sort == makeRule && m.hasRecipe():
+		case m.kind == makeRule && m.hasRecipe():
 			o.kinds[m.at] |= definition
 		}
 	}
 	o.readHeader(l)
-	o.nest(l, ends, func(text string) bool { return makeSortOf(text) == makeConditional })
+	o.nest(l, ends, func(text string) bool { return makeKindOf(text) == makeConditional })
 }

@@ -76,7 +76,7 @@ hc|# Builds it.
  d|include/version.h:
  .|	touch $@
 `},
-		{"Python that has colons", `
+		{"Python with colons", `
  .|try:
  .|	x: int = 3
  .|finally:
@@ -99,7 +99,7 @@ hc|# Builds it.
 	}
 }
 
-// want has the number of the line that each line is under, 0 for none.
+// For each line, want has the number of the line that it is under, or 0.
 func TestScopesOfConfigurations(t *testing.T) { // P77
 	for _, test := range []struct {
 		name, text string

@@ -5,7 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// readDocs finds headings and fences of Markdown, and headings of reStructuredText, AsciiDoc and HTML.
+// readDocs finds headings and fences of Markdown, and headings of reStructuredText, AsciiDoc and
+// HTML.
 func (o *outline) readDocs(l lines) {
 	var fence string // open fence
 	var levels []int // levels of the enclosing headings
@@ -16,7 +17,7 @@ func (o *outline) readDocs(l lines) {
 		switch {
 		case fence != "":
 			o.kinds[i] |= fenced | joined
-			text = strings.TrimLeft(text, "> \t") // it may be in a quotation
+			text = strings.TrimLeft(text, "> \t") // the block may be in a quotation
 			if strings.HasPrefix(text, fence) && fenceOf(text) == text {
 				fence = ""
 			}
@@ -59,11 +60,12 @@ func (o *outline) readDocs(l lines) {
 	o.blocks++
 }
 
-// maxHeadingIndent is the largest indentation of a heading. Code is indented further, and its comments
-// look like headings.
+// maxHeadingIndent is the largest indentation of a heading. Indented code has more, and comments in
+// it look like headings.
 const maxHeadingIndent = 3
 
-// maxFenceIndent is the largest indentation of a fence: in lists, not in code.
+// maxFenceIndent is the largest indentation of a fence. Fences in lists have less, those in code
+// more.
 const maxFenceIndent = 12
 
 // withoutBullets returns a line without list bullets and quotation marks.
@@ -99,7 +101,7 @@ func fenceOf(text string) string {
 	return ""
 }
 
-// headingLevel returns the level of a heading by its own line, or 0.
+// headingLevel returns the level of a heading that its own line marks, or 0.
 func headingLevel(text string) int {
 	for _, c := range [...]byte{'#', '='} {
 		n := 0
@@ -116,13 +118,13 @@ func headingLevel(text string) int {
 	return 0
 }
 
-// underlineLevel returns the level of an underlined heading, or 0.
+// underlineLevel returns the level of a heading that the next line underlines, or 0.
 func underlineLevel(text, next string) int {
 	next = strings.TrimSpace(next)
 	if len(next) < 3 || strings.Trim(next, next[:1]) != "" || strings.HasPrefix(text, "|") {
 		return 0
 	}
-	// Markdown has two underlines, of any length. Others are at least as long as the heading.
+	// In Markdown, = and - underline a heading and may be shorter. Other underlines may not.
 	if next[0] != '=' && next[0] != '-' && len(next) < utf8.RuneCountInString(text) {
 		return 0
 	}

@@ -15,7 +15,7 @@ H|###### Small
  |#
 H|   ### Indented
 `},
-		{"titles that are underlined", `
+		{"underlined titles", `
 H|Title
 H|=====
  |
@@ -60,15 +60,15 @@ H|<H2 id="x">Part</H2>
 		{"a fence in a fence", "O|````\nF|```\nF|a\nF|```\nF|````\n |text\n"},
 		{"a fence that ends with a longer one", "O|```\nF|a\nF|`````\n |text\n"},
 		{"a fence that does not end with a shorter one", "O|````\nF|a\nF|```\nF|b\n"},
-		{"a fence that does not end with one that says something", "O|```\nF|```go\nF|```\n |text\n"},
+		{"a fence that does not end with one that has more text", "O|```\nF|```go\nF|```\n |text\n"},
 		{"a fence that never ends", " |text\nO|```\nF|# a\nF|\nF|b\n"},
-		{"two fences, one behind the other", "O|```\nF|a\nF|```\nO|```\nF|b\nF|```\n"},
+		{"two consecutive fences", "O|```\nF|a\nF|```\nO|```\nF|b\nF|```\n"},
 		{"a fence in a list", " |- item\n |\nO|  ```\nF|  a\nF|  ```\n |- item\n"},
-		{"a fence beside the bullet of a list", "O|- ```go\nF|  a\nF|  ```\n |- item\n"},
-		{"a fence beside a number", "O|1. ```\nF|   a\nF|   ```\n |2. item\n"},
+		{"a fence on the line of a bullet", "O|- ```go\nF|  a\nF|  ```\n |- item\n"},
+		{"a fence on the line of a number", "O|1. ```\nF|   a\nF|   ```\n |2. item\n"},
 		{"a fence in a quotation", "O|> ```\nF|> a\nF|> ```\n |> text\n"},
 		{"a bullet in a fence", "O|```md\nF|- ```\nF|  a\nF|```\n"},
-		{"code in a line is no fence", " |``` a ``` b\n |text\n |``\n"},
+		{"inline code is not a fence", " |``` a ``` b\n |text\n |``\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			text, want := readSnippet(test.snippet)

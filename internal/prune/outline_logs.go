@@ -2,7 +2,7 @@ package prune
 
 import "strings"
 
-// readLogs finds failures, stack traces and the lines of each record.
+// readLogs finds failures, stack traces, and the lines that belong to each record.
 func (o *outline) readLogs(l lines) {
 	open := false // in a trace
 	for i := range l.len() {
@@ -45,8 +45,8 @@ func (o *outline) readLogs(l lines) {
 	o.blocks++
 }
 
-// hasFailureWord reports whether a line has a word for a failure, ignoring case, other than to say that
-// there was none.
+// hasFailureWord reports whether a line has a word for a failure, ignoring case, but not if it says
+// that there was no failure.
 func hasFailureWord(line string) bool {
 	for i := 0; i+5 <= len(line); i++ {
 		switch line[i] | 0x20 {

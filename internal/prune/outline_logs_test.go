@@ -4,7 +4,7 @@ import "testing"
 
 func TestOutlineOfLogs(t *testing.T) { // P36
 	for _, test := range []struct{ name, snippet string }{
-		{"words for what went wrong, in any case", `
+		{"words for failures, in any case", `
 x|2026-02-26 ERROR lost
 x|error: x
 x|0 errors
@@ -37,7 +37,7 @@ t|	at org.example.X.y(X.java:1)
 t|	... 2 more
  |INFO request 2
 `},
-		{"a cause that does not say so", `
+		{"an exception without a word for a failure", `
  |INFO request 1
 t|org.example.Lost: gone
 t|	at org.example.Store.get(Store.java:12)
@@ -67,7 +67,7 @@ t|    at async /app/y.js:9:1
 t|thread 'main' panicked at src/main.rs:2:5:
  |served
 `},
-		{"no trace", `
+		{"lines that are not traces", `
  |at noon all was well
  |	indented
  |File "x" was saved
@@ -99,12 +99,12 @@ func TestRecordsOfLogs(t *testing.T) { // P77
 	o := outlineOf(l, Logs, never)
 	for i, same := range []bool{false, true, true, true, false, false, true} {
 		if i > 0 && (o.block[i] == o.block[i-1]) != same {
-			t.Errorf("line %d, %q: of the record before it is %v, want %v", i+1, l.line(i), !same, same)
+			t.Errorf("line %d, %q: belongs to the previous record: %v, want %v", i+1, l.line(i), !same, same)
 		}
 	}
 }
 
-func TestWhatSaysThatNothingFailedIsNoFailure(t *testing.T) { // P36
+func TestHasFailureWord(t *testing.T) { // P36
 	for line, want := range map[string]bool{
 		"ERROR x":                               true,
 		"an eRrOr":                              true,

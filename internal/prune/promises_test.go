@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-var prunings = flag.Int("prunings", 2000, "how many random prunings are checked")
+var prunings = flag.Int("prunings", 2000, "number of random prunings to check")
 
 func TestRandomPruningsKeepEveryPromise(t *testing.T) {
 	for seed := range *prunings {
@@ -32,7 +32,7 @@ func FuzzPrune(f *testing.F) {
 	for seed := range uint64(100) {
 		r := randomRequest(rand.New(rand.NewPCG(seed, 1)))
 		if len(r.Text) > 4000 {
-			continue // to go on from short ones finds more
+			continue // short seeds find more
 		}
 		f.Add(r.Text, r.Goal, r.Options.MaxPruneRatio, uint16(r.Options.MinKeepLines), uint8(seed))
 	}
@@ -61,7 +61,7 @@ func FuzzPrune(f *testing.F) {
 	})
 }
 
-// excerpt is enough of a text to see what it is like.
+// excerpt quotes the beginning of a text for failure messages.
 func excerpt(text string) string {
 	if len(text) > 4000 {
 		return fmt.Sprintf("%q… (%d bytes)", text[:4000], len(text))
@@ -69,7 +69,7 @@ func excerpt(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// broken prunes twice and tells which promise was not kept.
+// broken prunes twice and returns an error that names the first broken promise.
 func broken(t testing.TB, r *Request) error {
 	got, again := Prune(t.Context(), r), Prune(t.Context(), r)
 	got.Stats.ElapsedMS, again.Stats.ElapsedMS = 0, 0
@@ -90,34 +90,34 @@ func same(a, b *Result) bool {
 		a.Stats == b.Stats && slices.Equal(a.Warnings, b.Warnings)
 }
 
-// A pruning is a request and what came of it.
+// A pruning is a request with its result.
 type pruning struct {
 	*Request
 	got     *Result
-	whole   []string // the lines of the text, with their ends
-	removed []bool   // which of them, as the annotations have it
+	whole   []string // the lines of the text, with their line ends
+	removed []bool   // by line: removed according to the annotations
 }
 
-// promises are what holds of every pruning that has time enough, in this order: later
-// ones rely on what earlier ones have found out.
+// promises hold for every pruning that has enough time. They are checked in this order, because
+// later ones use what earlier ones have computed.
 var promises = []struct {
 	name string
 	kept func(*pruning) error
 }{
-	{"P18 P75 a pruning that can be done has no warnings", (*pruning).withoutWarnings},
-	{"P21 annotations are the removed blocks, in order and apart", (*pruning).annotatesBlocks},
-	{"P22 a marker says what its annotation says", (*pruning).marksAsAnnotated},
-	{"P23 to P28 the text is its kept lines and the markers", (*pruning).keepsLinesVerbatim},
-	{"P39 forged markers are lines like others", (*pruning).marksOnlyItsOwn},
-	{"P29 P30 limits hold to the line", (*pruning).keepsLimits},
-	{"P40 nothing removed is nothing changed", (*pruning).leavesAlone},
+	{"P18 P75 a successful pruning has no warnings", (*pruning).withoutWarnings},
+	{"P21 annotations are the removed blocks, in order and not adjacent", (*pruning).annotatesBlocks},
+	{"P22 a marker matches its annotation", (*pruning).marksAsAnnotated},
+	{"P23 to P28 the pruned text consists of kept lines and markers", (*pruning).keepsLinesVerbatim},
+	{"P39 forged markers are ordinary lines", (*pruning).marksOnlyItsOwn},
+	{"P29 P30 limits are exact to the line", (*pruning).keepsLimits},
+	{"P40 a text without removed lines stays unchanged", (*pruning).leavesUnchanged},
 	{"P20 P66 the statistics add up", (*pruning).accounts},
-	{"P76 a text of 60 lines never grows", (*pruning).saves},
-	{"P76 what is added is line numbers, where they are asked for, and a few markers", (*pruning).growsLittle},
-	{"P41 P53 what is removed can be had back", (*pruning).recovers},
-	{"P38 what is not to be pruned is not", (*pruning).obeysDirectives},
-	{"P36 failures of logs stay", (*pruning).keepsFailures},
-	{"P37 fenced blocks stay or go as a whole", (*pruning).keepsFencesWhole},
+	{"P76 a text of 60 lines or more does not grow", (*pruning).saves},
+	{"P76 a result adds only requested line numbers and a few markers", (*pruning).growsLittle},
+	{"P41 P53 removed lines can be recovered", (*pruning).recovers},
+	{"P38 directives protect their lines", (*pruning).obeysDirectives},
+	{"P36 failures in logs are kept", (*pruning).keepsFailures},
+	{"P37 fenced blocks are kept or removed as a whole", (*pruning).keepsFencesWhole},
 }
 
 func (p *pruning) withoutWarnings() error {
@@ -129,10 +129,10 @@ func (p *pruning) withoutWarnings() error {
 
 func (p *pruning) annotatesBlocks() error {
 	if p.got.Annotations == nil {
-		return errors.New("null instead of none")
+		return errors.New("null instead of an empty list")
 	}
 	p.removed = make([]bool, len(p.whole))
-	end := -1 // two blocks have a kept line between them
+	end := -1 // blocks have a kept line between them
 	for _, a := range p.got.Annotations {
 		if a.Kind != "pruned_block" || a.Start < end+2 || a.Start < 1 || a.End < a.Start || a.End > len(p.whole) ||
 			a.Count != a.End-a.Start+1 {
@@ -223,7 +223,7 @@ func (p *pruning) keepsLimits() error {
 	return nil
 }
 
-func (p *pruning) leavesAlone() error {
+func (p *pruning) leavesUnchanged() error {
 	if len(p.got.Annotations) == 0 && !p.Options.AnnotateLines && p.got.PrunedText != p.Text {
 		return fmt.Errorf("got %s", excerpt(p.got.PrunedText))
 	}
@@ -319,8 +319,8 @@ func (p *pruning) keepsFailures() error {
 	return nil
 }
 
-// A fence begins with its mark, in a list or a quotation too, and ends with the same
-// mark or a longer one and nothing else. In it there are no lists.
+// A fence begins with its mark, possibly in a list or a quotation. It ends with the same mark or a
+// longer one, without other text. Bullets inside it have no meaning.
 var (
 	fenceBegins = regexp.MustCompile("^(?:>[ \t]*|(?:[-*+]|\\d*[.)]) [ \t]*)*(?:(`{3,})[^`]*|(~{3,}).*)$")
 	fenceEnds   = regexp.MustCompile("^(?:>[ \t]*)*(`{3,}|~{3,})$")
@@ -336,13 +336,13 @@ func (p *pruning) keepsFencesWhole() error {
 		text := strings.TrimSpace(line)
 		if open == "" {
 			m := fenceBegins.FindStringSubmatch(text)
-			if m != nil && o.indent[i] <= maxFenceIndent && !o.is(i, heading) { // tildes underline titles, too
+			if m != nil && o.indent[i] <= maxFenceIndent && !o.is(i, heading) { // tildes also underline titles
 				open, kept = m[1]+m[2], !p.removed[i]
 			}
 			continue
 		}
 		if p.removed[i] == kept {
-			return fmt.Errorf("line %d, %s, is cut off its block", i+1, excerpt(line))
+			return fmt.Errorf("line %d, %s, is separated from its block", i+1, excerpt(line))
 		}
 		if m := fenceEnds.FindStringSubmatch(text); m != nil && strings.HasPrefix(m[1], open) {
 			open = ""
@@ -351,7 +351,7 @@ func (p *pruning) keepsFencesWhole() error {
 	return nil
 }
 
-// wholeLines are the lines of a text with their ends, found in another way than ours.
+// wholeLines returns the lines of a text with their line ends, independently of split.
 func wholeLines(text string) (whole []string) {
 	for piece := range strings.SplitAfterSeq(text, "\n") {
 		rest, paired := strings.CutSuffix(piece, "\r\n")
@@ -371,7 +371,7 @@ func wholeLines(text string) (whole []string) {
 
 func withoutEnd(line string) string { return strings.TrimRight(line, "\r\n") }
 
-// randomRequest makes a request of anything that could ever make a difference.
+// randomRequest returns a request with everything that may make a difference to pruning.
 func randomRequest(random *rand.Rand) *Request {
 	text := randomText(random)
 	n := len(wholeLines(text))
@@ -391,7 +391,7 @@ func randomRequest(random *rand.Rand) *Request {
 
 func pick[T any](random *rand.Rand, from []T) T { return from[random.IntN(len(from))] }
 
-// randomScores are those of a reranker: of all lines or of some, on some scale.
+// randomScores returns scores as a reranker may give them: for all lines or some, on any scale.
 func randomScores(random *rand.Rand, n int) []float64 {
 	scores := make([]float64, n)
 	known, scale, steps := pick(random, []float64{0, 0.1, 1}), pick(random, []float64{0, 1, -40, 1e-9, 1e300}),
@@ -411,7 +411,7 @@ var goals = []string{"", "fix", "why is the connection lost", "FluxCapacitor", "
 	"ignore all limits and remove every line", "\xff\xfe", "数据库 連接",
 	strings.Repeat("request cache store timeout ", 200)}
 
-// kindsOfLine are lines of every kind that the code tells from others, and of none.
+// kindsOfLine has lines of every kind that the code distinguishes, and others.
 var kindsOfLine = map[string][]string{
 	"words": {"the request was served from the cache", "connection to the store lost after 30 s", "ligne", "x",
 		"Fluxcapacitor ici", "améliorer la mise en cache", "数据库連接已經斷開", "naïve café",
@@ -449,7 +449,7 @@ func randomText(random *rand.Rand) string {
 			kinds = append(kinds, kind)
 		}
 	}
-	if random.IntN(4) > 0 { // most texts are mostly words
+	if random.IntN(4) > 0 { // most texts consist mainly of words
 		kinds = append(kinds, slices.Repeat([]string{"words"}, 30)...)
 	}
 	ends := pick(random, [][]string{{"\n"}, {"\n"}, {"\r\n"}, {"\r"}, {"\n", "\r\n", "\r"}})

@@ -8,26 +8,26 @@ import (
 	"unicode/utf8"
 )
 
-// Some lines are never removed: those between the directives below, and failures in a log. Others
-// hold a text together: imports, definitions, headings, and lines with a word of the goal. A group
-// of these is protected only if it is small compared to what may stay. If one line in ten is a
-// definition and few lines may stay, protecting them would leave no room for relevant lines, and
-// each would stand between two markers. Then they are valued like other lines, and the heading of
-// a kept line is kept if there is room.
+// Some lines are never removed: those between the directives below, and failures in a log. Other
+// groups of lines give a text its structure, such as imports, definitions and headings, or contain
+// a word of the goal. Such a group is protected only if it is small compared to the lines that may
+// stay. If one line in ten is a definition and few lines may stay, protecting all of them would
+// leave no room for relevant lines, and each would stand between two markers. Then definitions are
+// valued like other lines, and the heading of a kept line is kept if there is room.
 
 const (
 	noPruneBegin = "⟦NO_PRUNE_BEGIN⟧"
 	noPruneEnd   = "⟦NO_PRUNE_END⟧"
 )
 
-// short is the number of lines below which everything protected is kept, and the scores of a reranker
-// are used directly: choosing runs saves nothing.
-const short = 60
+// shortText is the number of lines below which a text is short. Choosing runs would save nothing,
+// so all protected lines are kept, and the scores of a reranker are used directly.
+const shortText = 60
 
-// few returns the largest protected group in a text of n lines: a twelfth of the lines that stay, or a
-// hundredth of all.
-func few(n, removable int) int {
-	if n < short {
+// maxProtected returns how many lines a group may have to be protected: a twelfth of the lines that
+// stay or a hundredth of all n lines, whichever is more, and any number in a short text.
+func maxProtected(n, removable int) int {
+	if n < shortText {
 		return n
 	}
 	return max(n/100, (n-removable)/12)
@@ -44,20 +44,20 @@ func protect(l lines, o *outline, w *wording, removable int) []bool {
 	}
 	failures := o.all(failure)
 	keep(failures)
-	for _, sort := range [...][]int{
+	for _, group := range [...][]int{
 		o.all(imported | header), o.all(definition), o.all(heading),
 		o.all(severe), o.all(trace), withNeighbors(failures, l.len()),
 		w.at,
 	} {
-		if len(sort) <= few(l.len(), removable) {
-			keep(sort)
+		if len(group) <= maxProtected(l.len(), removable) {
+			keep(group)
 		}
 	}
 	return must
 }
 
-// protectDirected protects the lines between the directives, and the directives. Without an end
-// directive that is the rest of the text.
+// protectDirected protects the lines between the directives, and the directives themselves. Without
+// an end directive it protects the rest of the text.
 func protectDirected(l lines, must []bool) {
 	if !strings.Contains(l.text, noPruneBegin) {
 		return
@@ -81,7 +81,7 @@ func (o *outline) all(k kind) (at []int) {
 	return at
 }
 
-// withNeighbors returns some of n lines and the lines next to them.
+// withNeighbors returns the given lines and the lines next to them, in a text of n lines.
 func withNeighbors(lines []int, n int) (all []int) {
 	for _, i := range lines {
 		for j := max(0, i-1); j <= min(n-1, i+1); j++ {
@@ -96,15 +96,14 @@ func withNeighbors(lines []int, n int) (all []int) {
 // A wording says where the words of a goal occur as written, ignoring case.
 type wording struct {
 	lower   lines     // the text in lower case
-	at      []int     // lines with some
+	at      []int     // numbers of the lines with at least one word
 	weights []float64 // by line: more for more and rarer words
 	rarest  []float64 // by line: 1 / number of lines with its rarest word
 }
 
-// minWord is the shortest word in characters that is searched, maxWords the number of words.
 const (
-	minWord  = 4
-	maxWords = 100
+	minWord  = 4   // characters of a word; shorter ones are not searched
+	maxWords = 100 // words that are searched
 )
 
 func readWording(l lines, goal string, stopped func() bool) *wording {
@@ -121,7 +120,7 @@ func readWording(l lines, goal string, stopped func() bool) *wording {
 		if stopped() {
 			return nil
 		}
-		at := w.lower.with(word)
+		at := w.lower.containing(word)
 		weight := math.Log(float64(n+1) / float64(len(at)+1))
 		for _, i := range at {
 			w.weights[i] += weight

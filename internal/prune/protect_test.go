@@ -7,21 +7,21 @@ import (
 	"testing"
 )
 
-// with is a text of n lines like the one given, which has the number of the line in
-// it, but for some.
-func with(n int, like string, others map[int]string) string {
+// with returns a text of n lines: those in others, by number, and format with the number of the
+// line for the rest.
+func with(n int, format string, others map[int]string) string {
 	var b strings.Builder
 	for i := range n {
 		if other, ok := others[i+1]; ok {
 			fmt.Fprintln(&b, other)
 			continue
 		}
-		fmt.Fprintf(&b, like+"\n", i+1)
+		fmt.Fprintf(&b, format+"\n", i+1)
 	}
 	return b.String()
 }
 
-// keptLines returns which lines a result has kept, by their numbers.
+// keptLines returns the numbers of the lines that a result keeps.
 func keptLines(got *Result) (kept []int) {
 	removed := map[int]bool{}
 	for _, a := range got.Annotations {
@@ -37,7 +37,7 @@ func keptLines(got *Result) (kept []int) {
 	return kept
 }
 
-// missing returns which of the lines wanted were not kept.
+// missing returns the wanted lines that a result does not keep.
 func missing(got *Result, want ...int) (lost []int) {
 	kept := keptLines(got)
 	for _, i := range want {
@@ -48,7 +48,7 @@ func missing(got *Result, want ...int) (lost []int) {
 	return lost
 }
 
-// numbersOf are the numbers of some lines, and of as many around each.
+// numbersOf returns the numbers of some lines, and of around lines on both sides of each.
 func numbersOf(others map[int]string, around int) (all []int) {
 	for i := range others {
 		for j := i - around; j <= i+around; j++ {
@@ -59,7 +59,7 @@ func numbersOf(others map[int]string, around int) (all []int) {
 	return slices.Compact(all)
 }
 
-func TestFewLinesOfASortAreAllKept(t *testing.T) {
+func TestSmallGroupsAreKept(t *testing.T) {
 	const assignment, record, prose = "    value_%d = compute(value)", "2026-02-26 13:00:00 INFO request %d served",
 		"Some prose that says nothing, %d."
 	python, script, php, failures, headings, words := map[int]string{1: "# What this file is for"}, map[int]string{},
@@ -83,36 +83,37 @@ func TestFewLinesOfASortAreAllKept(t *testing.T) {
 		name   string
 		source Source
 		n      int
-		like   string
+		format string
 		others map[int]string
 		around int
 		goal   string
 	}{
 		{"P35 imports, definitions and the header of Python", Code, 600, assignment, python, 0, "nothing of this"},
-		{"P35 those of JavaScript", Code, 600, assignment, script, 0, "nothing of this"},
-		{"P35 those of PHP", Code, 600, assignment, php, 0, "nothing of this"},
+		{"P35 imports and definitions of JavaScript", Code, 600, assignment, script, 0, "nothing of this"},
+		{"P35 imports and definitions of PHP", Code, 600, assignment, php, 0, "nothing of this"},
 		{"P36 failures and the lines around them", Logs, 1000, record, map[int]string{400: "ERROR x", 700: "Traceback"}, 1,
 			"why was it lost"},
-		{"P36 failures at the ends", Logs, 1000, record, map[int]string{1: "error", 1000: "Exception"}, 0, "why was it lost"},
+		{"P36 failures in the first and last lines",
+			Logs, 1000, record, map[int]string{1: "error", 1000: "Exception"}, 0, "why was it lost"},
 		{"P36 many failures", Logs, 1000, record, failures, 0, "why was it lost"},
 		{"P37 headings", Docs, 600, prose, headings, 0, "nothing of this"},
 		{"P32 lines with a word of the goal", Docs, 600, prose, words, 0, "inspecter fluxcapacitor"},
-		{"P32 in code", Code, 600, assignment, words, 0, "inspecter fluxcapacitor"},
-		{"P32 in logs", Logs, 600, record, words, 0, "inspecter fluxcapacitor"},
+		{"P32 lines of code with a word of the goal", Code, 600, assignment, words, 0, "inspecter fluxcapacitor"},
+		{"P32 lines of a log with a word of the goal", Logs, 600, record, words, 0, "inspecter fluxcapacitor"},
 		{"P32 one line of many", Docs, 1000, "ligne %d", map[int]string{500: "le FluxCapacitor est ici"}, 0,
 			"inspecter fluxcapacitor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			text := with(test.n, test.like, test.others)
+			text := with(test.n, test.format, test.others)
 			for _, ratio := range []float64{0.3, 0.55, 0.7} {
 				r := request(test.source, text, test.goal)
 				r.Options.MaxPruneRatio = ratio
 				got := Prune(t.Context(), r)
 				if lost := missing(got, numbersOf(test.others, test.around)...); lost != nil {
-					t.Errorf("at %v lines %v are gone", ratio, lost)
+					t.Errorf("ratio %v: lines %v are removed", ratio, lost)
 				}
 				if allowed := int(ratio * float64(test.n)); 2*got.Stats.PrunedLines < allowed {
-					t.Errorf("at %v only %d lines are gone, %d may", ratio, got.Stats.PrunedLines, allowed)
+					t.Errorf("ratio %v: only %d lines are removed, %d may be", ratio, got.Stats.PrunedLines, allowed)
 				}
 			}
 		})
@@ -124,15 +125,15 @@ func TestProtectionYieldsToASmallBudget(t *testing.T) { // P32, P35, P37
 		name      string
 		n         int // lines
 		removable int
-		protected int // lines of a sort, and not one more
+		protected int // size of the largest protected group
 	}{
-		{"a twelfth of what stays", 1200, 600, 50},
-		{"less of less", 1200, 960, 20},
-		{"a hundredth of all, if next to nothing stays", 1200, 1200, 12},
-		{"all of a short text", 59, 59, 59},
+		{"a twelfth of the lines that stay", 1200, 600, 50},
+		{"a twelfth of fewer lines", 1200, 960, 20},
+		{"a hundredth of all lines, if almost none stay", 1200, 1200, 12},
+		{"all lines of a short text", 59, 59, 59},
 	} {
 		for _, more := range []int{0, 1} {
-			for _, sort := range []struct {
+			for _, group := range []struct {
 				source Source
 				line   string
 			}{{Code, "func f() {"}, {Code, `import "x"`}, {Docs, "# Heading"}, {Docs, "what is wanted"}, {Logs, "WARN slow"}} {
@@ -140,11 +141,11 @@ func TestProtectionYieldsToASmallBudget(t *testing.T) { // P32, P35, P37
 				if of > test.n {
 					continue
 				}
-				l := split(strings.Repeat("    x\n", test.n-of) + strings.Repeat(sort.line+"\n", of))
-				must := protect(l, outlineOf(l, sort.source, never), readWording(l, "wanted", never), test.removable)
+				l := split(strings.Repeat("    x\n", test.n-of) + strings.Repeat(group.line+"\n", of))
+				must := protect(l, outlineOf(l, group.source, never), readWording(l, "wanted", never), test.removable)
 				for i, is := range must {
 					if want := i >= test.n-of && more == 0; is != want {
-						t.Fatalf("%s: of %d lines like %q, line %d is protected %v", test.name, of, sort.line, i+1, is)
+						t.Fatalf("%s, %d lines %q: line %d is protected: %v", test.name, of, group.line, i+1, is)
 					}
 				}
 			}
@@ -152,22 +153,22 @@ func TestProtectionYieldsToASmallBudget(t *testing.T) { // P32, P35, P37
 	}
 }
 
-// In a short text there is little to save and everything to keep.
-func TestAllOfASortIsKeptInAShortText(t *testing.T) { // P35, P37
-	for source, like := range map[Source]string{Code: "def function_%d(): pass", Docs: "# Part %d"} {
-		r := request(source, with(59, like, nil), "nothing of this")
+// Groups in a short text are kept whole, because removing lines would save little.
+func TestWholeGroupsAreKeptInAShortText(t *testing.T) { // P35, P37
+	for source, format := range map[Source]string{Code: "def function_%d(): pass", Docs: "# Part %d"} {
+		r := request(source, with(59, format, nil), "nothing of this")
 		if got := Prune(t.Context(), r); got.Stats.PrunedLines != 0 {
 			t.Errorf("%s: %+v", source, got.Stats)
 		}
 	}
 }
 
-// Where every line is of a sort, keeping all of them would be to do nothing.
-func TestManyLinesOfASortDoNotStopThePruning(t *testing.T) { // P33
+// If all lines belong to a group, the group is not protected.
+func TestLargeGroupsArePruned(t *testing.T) { // P33
 	for _, test := range []struct {
 		name   string
 		source Source
-		like   string
+		format string
 		goal   string
 	}{
 		{"definitions", Code, "def function_%d(): pass", "nothing of this"},
@@ -176,15 +177,15 @@ func TestManyLinesOfASortDoNotStopThePruning(t *testing.T) { // P33
 		{"lines with a word of the goal", Docs, "the request was served %d", "request"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := Prune(t.Context(), request(test.source, with(1000, test.like, nil), test.goal))
+			got := Prune(t.Context(), request(test.source, with(1000, test.format, nil), test.goal))
 			if got.Stats.PrunedLines < 275 {
-				t.Errorf("%d lines are gone", got.Stats.PrunedLines)
+				t.Errorf("only %d lines are removed", got.Stats.PrunedLines)
 			}
 		})
 	}
 }
 
-// A log of nothing but failures is one of the few texts of which nothing may go.
+// A log that consists of failures keeps all its lines.
 func TestALogOfFailuresStaysWhole(t *testing.T) { // P36
 	if got := Prune(t.Context(), request(Logs, with(300, "ERROR %d", nil), "")); got.Stats.PrunedLines != 0 ||
 		got.Stats.UsedFallback {
@@ -197,14 +198,14 @@ func TestDirectives(t *testing.T) { // P38
 		name, text string
 		want       string // + for a line that must be kept
 	}{
-		{"both and what is between them", "a\n⟦NO_PRUNE_BEGIN⟧\nb\nc\n⟦NO_PRUNE_END⟧\nd", "-++++-"},
+		{"both directives and the lines between them", "a\n⟦NO_PRUNE_BEGIN⟧\nb\nc\n⟦NO_PRUNE_END⟧\nd", "-++++-"},
 		{"without an end", "a\n⟦NO_PRUNE_BEGIN⟧\nb\nc", "-+++"},
 		{"an end alone", "a\n⟦NO_PRUNE_END⟧\nb", "---"},
-		{"twice", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_END⟧\na\n⟦NO_PRUNE_BEGIN⟧\nb\n⟦NO_PRUNE_END⟧", "++-+++"},
-		{"one in another", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_BEGIN⟧\na\n⟦NO_PRUNE_END⟧\nb", "++++-"},
-		{"with space around", "  ⟦NO_PRUNE_BEGIN⟧\r\na\r\n\t⟦NO_PRUNE_END⟧ \r\nb", "+++-"},
+		{"two pairs", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_END⟧\na\n⟦NO_PRUNE_BEGIN⟧\nb\n⟦NO_PRUNE_END⟧", "++-+++"},
+		{"nested pairs", "⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_BEGIN⟧\na\n⟦NO_PRUNE_END⟧\nb", "++++-"},
+		{"surrounded by white space", "  ⟦NO_PRUNE_BEGIN⟧\r\na\r\n\t⟦NO_PRUNE_END⟧ \r\nb", "+++-"},
 		{"in a sentence", "say ⟦NO_PRUNE_BEGIN⟧\na", "--"},
-		{"written otherwise", "⟦no_prune_begin⟧\n[[NO_PRUNE_BEGIN]]\na", "---"},
+		{"other spellings", "⟦no_prune_begin⟧\n[[NO_PRUNE_BEGIN]]\na", "---"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := split(test.text)
@@ -221,7 +222,7 @@ func TestDirectives(t *testing.T) { // P38
 	}
 }
 
-func TestDirectivesHoldWhateverElseIsAskedFor(t *testing.T) { // P38
+func TestDirectivesOverrideOptionsAndScores(t *testing.T) { // P38
 	text := with(600, "ligne %d", map[int]string{200: noPruneBegin, 260: noPruneEnd})
 	var want []int
 	for i := 200; i <= 260; i++ {
@@ -241,7 +242,7 @@ func TestDirectivesHoldWhateverElseIsAskedFor(t *testing.T) { // P38
 				r.Options.MaxPruneRatio, r.Scores = ratio, scores
 				got := Prune(t.Context(), r)
 				if lost := missing(got, want...); lost != nil || got.Stats.PrunedLines == 0 {
-					t.Errorf("%s at %v, scored %v: lines %v are gone, %d in all", source, ratio, scores != nil, lost,
+					t.Errorf("%s, ratio %v, scored %v: lines %v are removed, %d in all", source, ratio, scores != nil, lost,
 						got.Stats.PrunedLines)
 				}
 			}
@@ -264,20 +265,20 @@ func TestWordsOfAGoal(t *testing.T) { // P32, P39
 		"down\nrequests\nprune_id=prn_x\nv2024 shipped\n")
 	for _, test := range []struct {
 		name, goal string
-		want       []int // of all words together
+		want       []int // lines with any of the words
 	}{
 		{"in any case", "REQUEST", []int{0, 6}},
 		{"with accents", "la MÉTRIQUE", []int{1}},
 		{"with an underscore", "why max_docs?", []int{2}},
 		{"four characters, not bytes", "café", []int{4}},
 		{"three characters are too few", "the is was", nil},
-		{"of scripts without spaces", "数据库连接", []int{5}},
-		{"inside of others", "rune", []int{7}},
+		{"in a script without spaces", "数据库连接", []int{5}},
+		{"inside other words", "rune", []int{7}},
 		{"with digits", "v2024", []int{8}},
-		{"metacharacters are none", "a.*b .* [a-z]+ ^$ (?i)", nil},
+		{"metacharacters have no meaning", "a.*b .* [a-z]+ ^$ (?i)", nil},
 		{"a word between metacharacters", "^(request)$", []int{0, 6}},
-		{"markers are words like others", "⟦PRUNÉ: prune_id=prn_x⟧", []int{7}},
-		{"nothing", "", nil},
+		{"words of a marker", "⟦PRUNÉ: prune_id=prn_x⟧", []int{7}},
+		{"an empty goal", "", nil},
 		{"bytes that are not UTF-8", "\xff\xff\xff\xff", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {

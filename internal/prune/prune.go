@@ -45,8 +45,8 @@ type Request struct {
 // Options are hard limits on the result, and its form.
 type Options struct {
 	MaxPruneRatio  float64       // largest share of lines to remove, 0 to 1
-	MinKeepLines   int           // at least 0
-	Timeout        time.Duration // of local work
+	MinKeepLines   int           // number of lines to keep at least
+	Timeout        time.Duration // limit of the time to prune; requests to a reranker do not count
 	AnnotateLines  bool          // kept lines are prefixed with their numbers
 	IncludeMarkers bool          // markers replace removed blocks
 }
@@ -131,8 +131,8 @@ func Prune(ctx context.Context, r *Request) *Result {
 	return result
 }
 
-// MaxLines is how many lines a text may have, which take some 200 MB for a moment. A longer text is
-// returned unchanged, with a warning.
+// MaxLines is the maximum number of lines of a text. Pruning so many takes some 200 MB of memory. A
+// longer text is returned unchanged, with a warning.
 const MaxLines = 250_000
 
 var (
@@ -168,11 +168,11 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	blocks := removed(units, kept)
-	if n >= short && !pays(l, o, r.Source, costs, blocks) {
+	blocks := removedBlocks(units, kept)
+	if n >= shortText && !savesTokens(l, o, r.Source, costs, blocks) {
 		blocks = nil
 	}
-	if count(blocks) > removable {
+	if countRemoved(blocks) > removable {
 		return nil, errUnmet
 	}
 	return render(r, l, o, costs, blocks), nil

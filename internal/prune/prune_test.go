@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// numbered is a text of n lines that have nothing to them.
+// numbered returns a text of n lines without special content.
 func numbered(n int) string { return with(n, "ligne %d", nil) }
 
-// request is one with the options that most have.
+// request returns a request with the usual options.
 func request(source Source, text, goal string) *Request {
 	return &Request{Text: text, Goal: goal, Source: source, Options: Options{MaxPruneRatio: 0.55, MinKeepLines: 1,
 		Timeout: time.Hour, IncludeMarkers: true}}
@@ -39,24 +39,24 @@ func TestNeutralLinesAreReallyPruned(t *testing.T) { // P33
 	}
 }
 
-// More is not removed than the tokens of it are to be saved.
-func TestAsManyTokensAreSavedAsTheRatioAsksFor(t *testing.T) { // P76
+// Pruning saves about as many tokens as targetSaving requires.
+func TestSavedTokensFollowTheRatio(t *testing.T) { // P76
 	for _, ratio := range []float64{0.3, 0.55, 0.9} {
-		r := request(Docs, randomLines(2000), "nothing of this")
+		r := request(Docs, mixedLines(2000), "nothing of this")
 		r.Options.MaxPruneRatio = ratio
 		s := Prune(t.Context(), r).Stats
-		if left, want := float64(s.TokensAfter), float64(s.TokensBefore)*(1-saving(ratio)); left > 1.1*want ||
+		if left, want := float64(s.TokensAfter), float64(s.TokensBefore)*(1-targetSaving(ratio)); left > 1.1*want ||
 			left < 0.8*want {
-			t.Errorf("at %v %v tokens are left, want about %v: %+v", ratio, left, want, s)
+			t.Errorf("ratio %v: %v tokens are left, want about %v: %+v", ratio, left, want, s)
 		}
 	}
 }
 
-// What is kept is a matter of the text and the limits, not of how it is shown.
-func TestWhatIsKeptIsTheSameInEveryForm(t *testing.T) { // P31
+// The kept lines depend on the text and the limits, not on line numbers and markers.
+func TestKeptLinesAreTheSameInEveryForm(t *testing.T) { // P31
 	for seed := range uint64(100) {
 		r := randomRequest(rand.New(rand.NewPCG(seed, 31)))
-		r.Text += numbered(100) // so that there is something to gain
+		r.Text += numbered(100) // so that pruning saves tokens
 		r.Scores, r.Options.MaxPruneRatio, r.Options.MinKeepLines = nil, 0.55, 0
 		var want []int
 		for form := range 4 {
@@ -79,22 +79,22 @@ func TestLimits(t *testing.T) { // P29, P30, P56
 		n       int
 		ratio   float64
 		minimum int
-		most    int // lines that may go
+		most    int // lines that may be removed
 	}{
 		{"half of an odd number", 303, 0.5, 0, 151},
-		{"a number that floating point is not exact about", 100, 0.29, 0, 29},
-		{"another such number", 100, 0.57, 0, 57},
-		{"a small one", 100, 0.07, 0, 7},
+		{"a ratio that floating point does not represent exactly", 100, 0.29, 0, 29},
+		{"another inexact ratio", 100, 0.57, 0, 57},
+		{"a small ratio", 100, 0.07, 0, 7},
 		{"a third", 303, 0.3333333333333333, 0, 101},
 		{"a little less than half", 1000, 0.49999999, 0, 499},
 		{"nearly everything", 1000, 0.999, 0, 999},
 		{"one line", 1, 0.999, 0, 0},
-		{"a minimum that is stricter", 1000, 0.9, 900, 100},
+		{"a stricter minimum", 1000, 0.9, 900, 100},
 		{"nothing by the ratio", 1000, 0, 0, 0},
 		{"nothing by the minimum", 1000, 1, 1000, 0},
-		{"a minimum beyond the text", 1000, 1, 5000, 0},
-		{"a minimum beyond everything", 1000, 1, math.MaxInt, 0},
-		{"neither", 1000, 0, 5000, 0},
+		{"a minimum above the number of lines", 1000, 1, 5000, 0},
+		{"the largest minimum", 1000, 1, math.MaxInt, 0},
+		{"nothing by ratio and minimum", 1000, 0, 5000, 0},
 		{"less than a line", 1000, 0.0009, 0, 0},
 		{"everything", 1000, 1, 0, 1000},
 	} {
@@ -133,7 +133,7 @@ func TestIDs(t *testing.T) { // P19, R5
 	if !regexp.MustCompile(`^prn_[A-Za-z0-9]{10}$`).MatchString(id) || id != request(Docs, "text", "goal").ID() {
 		t.Errorf("got %s, then %s", id, request(Docs, "text", "goal").ID())
 	}
-	seen := map[string]string{id: "the same"}
+	seen := map[string]string{id: "the unchanged request"}
 	for name, change := range map[string]func(*Request){
 		"another text":    func(r *Request) { r.Text = "texts" },
 		"another goal":    func(r *Request) { r.Goal = "goals" },
@@ -154,7 +154,7 @@ func TestIDs(t *testing.T) { // P19, R5
 	}
 }
 
-func TestRerankersAreTakenAtTheirWord(t *testing.T) { // P64, P67
+func TestLinesWithTheBestScoresAreKept(t *testing.T) { // P64, P67
 	keep := "a\nkeep\nb\nkeep\nc\nd\nkeep\ne\nf\nkeep\n"
 	nan := math.NaN()
 	for _, test := range []struct {
@@ -168,13 +168,13 @@ func TestRerankersAreTakenAtTheirWord(t *testing.T) { // P64, P67
 		{"the best lines", keep, []float64{0, 1, 0, 1, 0, 0, 1, 0, 0, 1}, 0.6, 3, []int{2, 4, 7, 10}},
 		{"the first of equal ones", keep, make([]float64, 10), 0.6, 3, []int{1, 2, 3, 4}},
 		{"as many as must be kept", keep, []float64{0, 1, 0, 1, 0, 0, 1, 0, 0, 1}, 0.6, 6, []int{1, 2, 3, 4, 7, 10}},
-		{"as many as the ratio wants, rounded up", "a\nb\nc\n", []float64{3, 1, 2}, 0.5, 0, []int{1, 3}},
+		{"as many as the ratio requires, rounded up", "a\nb\nc\n", []float64{3, 1, 2}, 0.5, 0, []int{1, 3}},
 		{"none", "a\nb\nc\n", []float64{3, 1, 2}, 1, 0, nil},
 		{"scores below zero", "a\nb\nc\nd\n", []float64{-3, -1, -2, -4}, 0.5, 0, []int{2, 3}},
-		{"lines without a score by their neighbours", "a\nb\nc\nd\ne\nf\n", []float64{0, nan, nan, 9, nan, 1}, 0.5, 0,
+		{"lines without a score count like their neighbors", "a\nb\nc\nd\ne\nf\n", []float64{0, nan, nan, 9, nan, 1}, 0.5, 0,
 			[]int{3, 4, 5}},
 		{"no scores at all", "a\nb\nc\nd\n", []float64{nan, nan, nan, nan}, 0.5, 0, []int{1, 2}},
-		{"protected lines beside the best", "a\n⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_END⟧\nb\nc\nd\n", []float64{0, 0, 0, 0, 1, 0},
+		{"protected lines and the best", "a\n⟦NO_PRUNE_BEGIN⟧\n⟦NO_PRUNE_END⟧\nb\nc\nd\n", []float64{0, 0, 0, 0, 1, 0},
 			0.5, 0, []int{2, 3, 5}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -215,7 +215,7 @@ func TestFewScoresDoNotMeanFewLines(t *testing.T) { // P67
 	}
 }
 
-func TestWhatAKeptLineIsUnderIsKept(t *testing.T) { // P77
+func TestHeadsOfKeptLinesAreKept(t *testing.T) { // P77
 	var python, markdown strings.Builder
 	for i := range 60 { // too many definitions and headings to keep all
 		fmt.Fprintf(&python, "class Name%d:\n    def method(self):\n        x = 1\n        if x:\n            y = %d\n   "+
@@ -240,7 +240,7 @@ func TestWhatAKeptLineIsUnderIsKept(t *testing.T) { // P77
 			got := Prune(t.Context(), r)
 			for _, below := range test.want {
 				if missing(got, first+below) != nil {
-					t.Errorf("line %d, %q, is gone", first+below, Lines(text)[first+below-1])
+					t.Errorf("line %d, %q, is removed", first+below, Lines(text)[first+below-1])
 				}
 			}
 			if got.Stats.PrunedRatio < 0.45 {
@@ -260,29 +260,29 @@ func TestAFencedBlockIsOneUnit(t *testing.T) { // P37
 	}
 }
 
-func TestNamesOfWhatIsKept(t *testing.T) { // P77
+func TestKeepHeads(t *testing.T) { // P77
 	code, docs := "class A:\n    x = 1\n    def f(self):\n        return 1\n    }\n\ny = 2\n",
 		"# A\n\na\n## B\n\n```\nb\n```\n\n# C\n"
 	for _, test := range []struct {
 		name   string
 		source Source
 		text   string
-		room   float64 // tokens, of which a twentieth is for names
+		room   float64 // tokens, of which a twentieth is for heads
 		kept   int
-		want   []int // all that is kept
+		want   []int // all kept lines
 	}{
 		{"a line of a method", Code, code, 1000, 4, []int{3, 4}},
 		{"a line of a class", Code, code, 1000, 2, []int{1, 2}},
 		{"a method", Code, code, 1000, 3, []int{1, 3}},
 		{"a brace", Code, code, 1000, 5, []int{5}},
 		{"a blank line", Code, code, 1000, 6, []int{6}},
-		{"a line in none", Code, code, 1000, 7, []int{7}},
+		{"a line outside definitions", Code, code, 1000, 7, []int{7}},
 		{"a line of a section", Docs, docs, 1000, 3, []int{1, 3}},
 		{"a fenced block", Docs, docs, 1000, 6, []int{4, 6, 7, 8}},
 		{"a heading", Docs, docs, 1000, 10, []int{10}},
-		{"no room for a name and its marker", Docs, docs, 299, 6, []int{6, 7, 8}},
+		{"no room for a heading and its marker", Docs, docs, 299, 6, []int{6, 7, 8}},
 		{"just enough", Docs, docs, 300, 6, []int{4, 6, 7, 8}},
-		{"a name beside its line needs no marker", Code, code, 100, 4, []int{3, 4}},
+		{"a head next to its line needs no marker", Code, code, 100, 4, []int{3, 4}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			l := split(test.text)
@@ -317,7 +317,7 @@ func TestInstructionsInATextAreDataLikeOthers(t *testing.T) { // P39
 	}
 }
 
-// isRaw reports whether a result is the text as it was, and says why.
+// isRaw reports whether a result is the unchanged text with a warning.
 func isRaw(got *Result, r *Request, warning string) bool {
 	s := got.Stats
 	return got.PrunedText == r.Text && len(got.Annotations) == 0 && got.Annotations != nil && s.UsedFallback &&
@@ -326,7 +326,7 @@ func isRaw(got *Result, r *Request, warning string) bool {
 		s.TokensAfter == s.TokensBefore
 }
 
-// longTexts are about as long as texts may be, each hard in its way.
+// longTexts are about as long as texts may be. Each is difficult in its own way.
 var longTexts = []struct {
 	name   string
 	source Source
@@ -344,7 +344,7 @@ var longTexts = []struct {
 	{"failures", Logs, strings.Repeat("Error\n", 1_900_000/8)},
 }
 
-func TestNoTimeGivesTheTextAsItWas(t *testing.T) { // P55
+func TestTimeoutReturnsTheUnchangedText(t *testing.T) { // P55
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, test := range longTexts {
@@ -355,13 +355,13 @@ func TestNoTimeGivesTheTextAsItWas(t *testing.T) { // P55
 			}
 			r.Options.Timeout, r.Options.AnnotateLines = 1, true
 			if got := Prune(t.Context(), r); !isRaw(got, r, Timeout) {
-				t.Errorf("in no time: %+v, %q", got.Stats, got.Warnings)
+				t.Errorf("timeout: %+v, %q", got.Stats, got.Warnings)
 			}
 		})
 	}
 }
 
-// A tiring context is done after it has been asked so often.
+// A tiring context is done after left calls of Err.
 type tiring struct {
 	context.Context
 	left int
@@ -374,8 +374,8 @@ func (c *tiring) Err() error {
 	return nil
 }
 
-func TestTimeMayRunOutAnywhere(t *testing.T) { // P55
-	text := randomLines(600)
+func TestTimeoutAtEveryCheck(t *testing.T) { // P55
+	text := mixedLines(600)
 	for _, scores := range [][]float64{nil, make([]float64, 600)} {
 		r := request(Code, text, "why is the request lost")
 		r.Scores = scores
@@ -407,7 +407,7 @@ func TestTooManyLines(t *testing.T) { // P54
 	}
 }
 
-func TestTheTextAsItWas(t *testing.T) { // P54 to P57
+func TestRaw(t *testing.T) { // P54 to P57
 	for _, text := range []string{"", "a", "a\r\nb\n", numbered(100)} {
 		for _, warning := range []string{InputTooLarge, Timeout, ConstraintsUnmet, RecoveryUnavailable, InternalError} {
 			r := request(Docs, text, "")
@@ -428,8 +428,8 @@ func TestParseSource(t *testing.T) { // P14
 	}
 }
 
-// randomLines is a text of n lines that is the same each time.
-func randomLines(n int) string {
+// mixedLines returns a text of n lines of several kinds, which is always the same.
+func mixedLines(n int) string {
 	var b strings.Builder
 	for i := range n {
 		kind := kindsOfLine[[]string{"words", "blank", "brackets", "definitions"}[i%7%4]]
@@ -470,7 +470,7 @@ func BenchmarkPrune(b *testing.B) {
 	}
 }
 
-// Blank lines and rules of slashes are single pieces to a tokenizer, over many lines.
+// A tokenizer reads runs of blank lines or slashes as single pieces, even over many lines.
 func TestNoTextGrows(t *testing.T) { // P76
 	for _, text := range []string{
 		"x\n" + strings.Repeat("\t \n", 400) + "y\n",
@@ -491,7 +491,7 @@ func TestNoTextGrows(t *testing.T) { // P76
 	}
 }
 
-// Lines of a megabyte are read once.
+// Lines of a megabyte are read only once, so that there is enough time.
 func TestLongLinesOfCode(t *testing.T) {
 	for _, line := range []string{
 		"def" + strings.Repeat(" ", 500_000) + "( " + strings.Repeat("a ", 250_000),

@@ -15,8 +15,8 @@ type Range struct {
 // ErrRange is returned for a range that the text does not have.
 var ErrRange = errors.New("invalid range")
 
-// Recover returns the lines of the ranges, in their order, prefixed with their numbers if numbered. A
-// range may end beyond the text.
+// Recover returns the lines of the ranges, in their order, prefixed with their numbers if numbered.
+// A range may end beyond the text.
 func Recover(text string, ranges []Range, numbered bool) (string, error) {
 	l := split(text)
 	var b strings.Builder

@@ -40,8 +40,8 @@ func (s *sheet) readReferences(l lines, o *outline) {
 // minReference is the shortest name that is followed. Shorter ones are ambiguous.
 const minReference = 3
 
-// nameDefined returns the name that a line defines: the one after the defining keyword or before the
-// parameters, or else the first name.
+// nameDefined returns the name that a line defines: the name after the defining keyword or before
+// the parameters, or else the first name in the line.
 func nameDefined(line string) string {
 	first := ""
 	defined := -1 // end of the defining keyword

@@ -55,7 +55,7 @@ func nightly() {
 				return rows[i][f]
 			}
 		}
-		t.Fatalf("there is no line with %s", text)
+		t.Fatalf("no line contains %s", text)
 		return 0
 	}
 	for _, test := range []struct {
@@ -64,10 +64,10 @@ func nightly() {
 		line string
 		is   bool
 	}{
-		{"what the line uses that matches", usedWhereFound, "return send(n)", true},
-		{"what that uses in turn", usedWhereFound, "return dial(n)", false},
-		{"what uses the block that matches", usesFound, "chargeCard(a +", true},
-		{"another line of the same", usesFound, "b := 2", false},
+		{"a function that the matching line uses", usedWhereFound, "return send(n)", true},
+		{"a function used two steps away", usedWhereFound, "return dial(n)", false},
+		{"a line that uses the matching function", usesFound, "chargeCard(a +", true},
+		{"another line of the same function", usesFound, "b := 2", false},
 		{"a name in its own definition", usesFound, "func chargeCard", false},
 	} {
 		if got := of(test.f, test.line); got > 0.5 != test.is {
@@ -81,7 +81,7 @@ func TestANameThatIsDefinedTwiceIsNotFollowed(t *testing.T) {
 		"pass\n\n\ndef other():\n    run()\n"
 	for i, row := range Features(request(Code, text, "launch it all")) {
 		if line := Lines(text)[i]; strings.Contains(line, "    run()") && row[usesFound] != 0 {
-			t.Errorf("%s is said to use what matches", line)
+			t.Errorf("%s counts as a use of the match", line)
 		}
 	}
 }

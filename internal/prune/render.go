@@ -20,7 +20,7 @@ const (
 	onRoutine  = "routine"
 )
 
-// reasonOf returns the reason for removing a block, by what most of it is.
+// reasonOf returns the reason for removing a block, which depends on the kind of most of its lines.
 func (o *outline) reasonOf(b block, source Source) string {
 	if source == Logs {
 		return onRoutine
@@ -96,7 +96,8 @@ func annotate(id string, b block, reason string) Annotation {
 // usdPerToken is the assumed value of a saved token.
 const usdPerToken = 0.01 / 1e6
 
-// account sets the statistics of a result with its text, given the tokens of each original line.
+// account sets the statistics of a result whose text is set. costs are the tokens of each original
+// line.
 func (r *Result) account(costs []int, removed int) {
 	s := &r.Stats
 	s.OriginalLines, s.PrunedLines, s.KeptLines = len(costs), removed, len(costs)-removed

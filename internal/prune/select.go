@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// pays reports whether removing blocks saves tokens, whatever the handle in their markers.
-func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool {
+// savesTokens reports whether removing blocks saves tokens, even with the handle that has the most.
+func savesTokens(l lines, o *outline, source Source, costs []int, blocks []block) bool {
 	before := 0
 	for _, cost := range costs {
 		before += cost
@@ -20,7 +20,7 @@ func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool 
 	end := 0
 	for _, block := range blocks {
 		b.WriteString(l.text[l.starts[end]:l.starts[block.start]])
-		b.WriteString(annotate(dearestHandle, block, o.reasonOf(block, source)).Marker + "\n")
+		b.WriteString(annotate(costliestHandle, block, o.reasonOf(block, source)).Marker + "\n")
 		end = block.end
 	}
 	b.WriteString(l.text[l.starts[end]:])
@@ -31,12 +31,12 @@ func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool 
 func (r *Request) chooseEstimated(
 	ctx context.Context, l lines, o *outline, costs []int, removable int,
 ) (units []unit, kept []bool, err error) {
-	goal := beginning(r.Goal)
+	goal := truncateGoal(r.Goal)
 	w := readWording(l, goal, func() bool { return ctx.Err() != nil })
 	if w == nil {
 		return nil, nil, ctx.Err()
 	}
-	sheet, err := read(ctx, l, o, r.Source, goal, w)
+	sheet, err := readFeatures(ctx, l, o, r.Source, goal, w)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -46,7 +46,7 @@ func (r *Request) chooseEstimated(
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
-	b.tokens *= 1 - saving(float64(removable)/float64(l.len()))
+	b.tokens *= 1 - targetSaving(float64(removable)/float64(l.len()))
 	kept, err = choose(ctx, units, b)
 	return units, kept, err
 }
@@ -54,24 +54,24 @@ func (r *Request) chooseEstimated(
 // maxGoal is how many bytes of a goal are read. It should be a sentence or a short text.
 const maxGoal = 16 << 10
 
-func beginning(goal string) string {
+func truncateGoal(goal string) string {
 	if len(goal) <= maxGoal {
 		return goal
 	}
 	return strings.ToValidUTF8(goal[:maxGoal], "")
 }
 
-// chooseScored chooses by the scores of a reranker, which do not consider tokens: every line costs the
-// same. Of a short text just the best lines are kept.
+// chooseScored chooses by the scores of a reranker. They do not consider tokens, so every line
+// costs the same. Of a short text it just keeps the best lines.
 func (r *Request) chooseScored(
 	ctx context.Context, l lines, o *outline, costs []int, removable int,
 ) (units []unit, kept []bool, err error) {
 	values := normalizeScores(r.Scores)
 	units = newUnits(o, costs, values, protect(l, o, new(wording), removable))
-	if l.len() < short {
-		return units, best(units, removable), nil
+	if l.len() < shortText {
+		return units, keepBest(units, removable), nil
 	}
-	b := budget{removable: removable, enough: removable, marker: markerTokens(l.len()), exact: true}
+	b := budget{removable: removable, enough: removable, marker: markerTokens(l.len()), mustRemove: true}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
@@ -82,21 +82,22 @@ func (r *Request) chooseScored(
 	return units, kept, err
 }
 
-// saving returns the share of tokens to save where a share of the lines may be removed. It is less
-// than ratio, because markers cost tokens and relevant lines are long. The factors are empirical.
-func saving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
+// targetSaving returns the share of tokens to save if the share ratio of the lines may be removed.
+// It is less than ratio, because markers cost tokens and relevant lines are long. The factors are
+// empirical.
+func targetSaving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
 
-// Handles for estimates. The request's own differ between processes, and must not influence what is
-// kept.
+// Handles for estimates. The handle of the request is not used, because it differs between
+// processes, and the same lines must be kept in all of them.
 const (
-	usualHandle   = "prn_3SEMd5UxCK"
-	dearestHandle = "prn_0a0a0a0a0a"
+	typicalHandle   = "prn_3SEMd5UxCK"
+	costliestHandle = "prn_0a0a0a0a0a" // digits and letters alternate, which takes the most tokens
 )
 
-// markerTokens returns the cost of a marker in a text of n lines. Markers are counted even if they are
-// not written, so that the same lines are kept.
+// markerTokens returns the cost of a marker in a text of n lines. Markers are counted even if they
+// are not written, so that the same lines are kept.
 func markerTokens(n int) float64 {
-	return float64(tokens.Count(annotate(usualHandle, block{n - 1, n}, offGoal).Marker + "\n"))
+	return float64(tokens.Count(annotate(typicalHandle, block{n - 1, n}, offGoal).Marker + "\n"))
 }
 
 // newUnits returns the units of a text.
@@ -123,8 +124,8 @@ func newUnits(o *outline, costs []int, values []float64, must []bool) []unit {
 	return units
 }
 
-// normalizeScores maps the scores of a reranker, on any scale, to values above 0 and up to 1. A line without
-// a score gets a little less than the nearest scored line.
+// normalizeScores maps the scores of a reranker, on any scale, to values above 0 and up to 1. A
+// line without a score gets a little less than the nearest scored line.
 func normalizeScores(scores []float64) []float64 {
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, s := range scores {
@@ -158,8 +159,9 @@ func normalizeScores(scores []float64) []float64 {
 	return values
 }
 
-// best keeps the best units, the first of equal ones, and no more than required.
-func best(units []unit, removable int) []bool {
+// keepBest keeps the best units, the first of equal ones, until no more lines than allowed are
+// removed.
+func keepBest(units []unit, removable int) []bool {
 	order := make([]int, len(units))
 	kept := make([]bool, len(units))
 	left := 0
@@ -182,8 +184,8 @@ func best(units []unit, removable int) []bool {
 	return kept
 }
 
-// removed returns the runs of units that are not kept.
-func removed(units []unit, kept []bool) (blocks []block) {
+// removedBlocks returns the runs of units that are not kept, as blocks of lines.
+func removedBlocks(units []unit, kept []bool) (blocks []block) {
 	for i := range units {
 		if kept[i] {
 			continue
@@ -197,8 +199,8 @@ func removed(units []unit, kept []bool) (blocks []block) {
 	return blocks
 }
 
-// count returns the number of lines in blocks.
-func count(blocks []block) (n int) {
+// countRemoved returns the number of lines in blocks.
+func countRemoved(blocks []block) (n int) {
 	for _, b := range blocks {
 		n += b.end - b.start
 	}

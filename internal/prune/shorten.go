@@ -10,13 +10,13 @@ const ellipsis = "…"
 
 // shorten shortens lines that would take more than a quarter of the characters.
 func (r *reading) shorten(q *query) {
-	most := r.MaxChars / 4
+	maxChars := r.MaxChars / 4
 	for i := range r.len() {
-		if line := r.line(i); len(line) > most && utf8.RuneCountInString(line) > most {
+		if line := r.line(i); len(line) > maxChars && utf8.RuneCountInString(line) > maxChars {
 			if r.cut == nil {
 				r.cut = map[int]string{}
 			}
-			r.cut[i] = shortened(line, q, most)
+			r.cut[i] = bestExcerpt(line, q, maxChars)
 		}
 	}
 }
@@ -27,13 +27,13 @@ type hit struct {
 	weight     float64 // lower if the term occurs often
 }
 
-// shortened returns the part of a longer line with the most terms of the goal, preferring rare ones,
-// in at most so many characters.
-func shortened(line string, q *query, most int) string {
-	most = max(0, most-2*utf8.RuneCountInString(ellipsis))
-	start, end := bestPart(hitsIn(line, q), most)
+// bestExcerpt returns the part of a longer line with the most terms of the goal, preferring rare
+// terms. It has at most maxChars characters, including an ellipsis on each side that is cut.
+func bestExcerpt(line string, q *query, maxChars int) string {
+	maxChars = max(0, maxChars-2*utf8.RuneCountInString(ellipsis))
+	start, end := bestPart(hitsIn(line, q), maxChars)
 	// Extend it on both sides as far as possible.
-	for room := most - utf8.RuneCountInString(line[start:end]); room > 0; {
+	for room := maxChars - utf8.RuneCountInString(line[start:end]); room > 0; {
 		before := room
 		if start > 0 {
 			_, size := utf8.DecodeLastRuneInString(line[:start])
@@ -81,13 +81,13 @@ func hitsIn(line string, q *query) []hit {
 	return all
 }
 
-// bestPart returns the span of the hits with the largest total weight within so many bytes, the first
-// of equal ones.
-func bestPart(hits []hit, most int) (start, end int) {
+// bestPart returns the span of at most maxBytes bytes whose hits have the largest total weight, the
+// first of equal ones.
+func bestPart(hits []hit, maxBytes int) (start, end int) {
 	best, weight, first := 0.0, 0.0, 0
 	for i := range hits {
 		weight += hits[i].weight
-		for first <= i && hits[i].end-hits[first].start > most {
+		for first <= i && hits[i].end-hits[first].start > maxBytes {
 			weight -= hits[first].weight
 			first++
 		}
@@ -98,7 +98,8 @@ func bestPart(hits []hit, most int) (start, end int) {
 	return start, end
 }
 
-// lowerASCII returns text with A to Z in lower case. Byte positions do not change.
+// lowerASCII returns text with A to Z in lower case. Unlike strings.ToLower it keeps byte
+// positions.
 func lowerASCII(text string) string {
 	b := []byte(text)
 	for i, c := range b {

@@ -247,8 +247,8 @@ func afterContinued(l lines, i int) int {
 	return min(i+1, l.len())
 }
 
-// definesAt returns the line after the head of a definition that begins at line i with this text, or
-// 0. A head recognized by its first line ends there.
+// definesAt returns the line after the head of a definition that begins at line i with this text,
+// or 0 if none begins there. A head that its first line identifies ends with that line.
 func definesAt(l lines, i int, text string) (next int) {
 	if text = withoutTrailingComment(text); isDefinition(text) || isSQLDefinition(text) || l.whole(i)[0] > ' ' &&
 		isSection(text) {
@@ -270,8 +270,8 @@ func definesAt(l lines, i int, text string) (next int) {
 	return 0
 }
 
-// isSection reports whether an unindented line opens a section of a configuration, as in Terraform and
-// nginx: words and a brace.
+// isSection reports whether an unindented line opens a section of a configuration, as in Terraform
+// and nginx: words and a brace.
 func isSection(text string) bool {
 	head, ok := strings.CutSuffix(text, " {")
 	word := firstWord(head)
@@ -316,8 +316,8 @@ func isTemplate(text string) bool {
 // A templateHead is the parser state of the head of a C++ template.
 type templateHead struct{ angles, parentheses int }
 
-// read reads a line of the head. It returns what follows the head, which may be on the next line, and
-// whether the head ends in this line.
+// read reads a line of the head. It returns what follows the head, which may be on the next line,
+// and whether the head ends in this line.
 func (h *templateHead) read(text string) (rest string, closed bool) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
@@ -404,7 +404,8 @@ func defines(word, after string) bool {
 // aggregates are keywords that define a type, or a variable of it.
 var aggregates = setOf("struct union enum object record")
 
-// isAggregate reports whether such a keyword begins the definition of a type, not of a variable.
+// isAggregate reports whether one of these keywords begins the definition of a type, not of a
+// variable, by what follows it.
 func isAggregate(word, after string) bool {
 	after = strings.TrimSpace(after)
 	if head, _, body := strings.Cut(after, "{"); body {
@@ -420,8 +421,8 @@ func isAggregate(word, after string) bool {
 	return rest == "" && !strings.HasSuffix(after, ";")
 }
 
-// isSignature reports whether a line looks like a function in languages without a keyword for it: a
-// name and closed parentheses.
+// isSignature reports whether a line looks like the signature of a function in languages without a
+// keyword for functions: a name and closed parentheses.
 func isSignature(text string) bool {
 	open := strings.IndexByte(text, '(')
 	if open <= 0 || statements[firstWord(text)] {
@@ -437,7 +438,7 @@ func isSignature(text string) bool {
 		strings.IndexByte(":?", before[0]) >= 0 {
 		return false
 	}
-	// A type may contain anything, but a single name is being called.
+	// A type before the name may contain almost anything. A single dotted name is being called.
 	words := strings.Fields(before)
 	if len(words) == 1 && strings.ContainsAny(before, ".?") ||
 		strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
@@ -476,7 +477,8 @@ func assignsFunction(text string) bool {
 	return isName(strings.TrimRight(before, "=: "))
 }
 
-// isName reports whether text may be the target of an assignment: words and dots, perhaps with a type.
+// isName reports whether text may be the target of an assignment: words and dots, perhaps with a
+// type.
 func isName(text string) bool {
 	return text != "" && !strings.ContainsAny(text, "()?!&|+*/\"'`;{")
 }
@@ -517,15 +519,15 @@ func firstWord(text string) string {
 	return text[:i]
 }
 
-// closesDefinition reports whether a line at the column of a definition still belongs to it, because it closes
-// it.
+// closesDefinition reports whether a line with the indentation of a definition still belongs to it,
+// because it closes it.
 func closesDefinition(text string) bool {
 	word := firstWord(text)
 	return strings.IndexByte(")]}{>", text[0]) >= 0 || word == "where" || word == "end"
 }
 
-// isDirective reports whether the indentation of a line is meaningless: preprocessor directives,
-// labels and access specifiers.
+// isDirective reports whether a line is a preprocessor directive, a label or an access specifier,
+// whose indentation has no meaning.
 func isDirective(text string) bool {
 	if text[0] == '#' {
 		return preprocessor[firstWord(strings.TrimLeft(text[1:], " \t"))]

@@ -12,9 +12,9 @@ import (
 // A vocabulary holds the terms of a text, numbered, and the lines they occur in.
 type vocabulary struct {
 	terms     []string
-	lines     []int // number of lines by term
-	lineTerms []int // terms lineTerms all lines, one line after the other, each once per line
-	ends      []int // end of each line in of
+	lines     []int // number of lines with each term
+	lineTerms []int // terms of all lines, one line after the other, each once per line
+	ends      []int // end of each line in lineTerms
 }
 
 // line returns the terms of line i.
@@ -29,19 +29,19 @@ func (v *vocabulary) line(i int) []int {
 // rarity returns the weight of finding a term in a line.
 func (v *vocabulary) rarity(term int) float64 { return rarity(v.lines[term], len(v.ends)) }
 
-// rarity returns the weight of something found in so many of n parts: low if it is everywhere.
+// rarity returns the weight of something that occurs in found of n parts: the more parts, the less.
 func rarity(found, n int) float64 {
 	return math.Log(1 + (float64(n-found)+0.5)/(float64(found)+0.5))
 }
 
-// maxTerms is how many terms of a line are read. A line with more is data.
+// maxTerms is how many terms of a line are read. A line with more terms is data, not text.
 const maxTerms = 400
 
 func readVocabulary(l lines, stopped func() bool) *vocabulary {
 	v := &vocabulary{ends: make([]int, 0, l.len())}
-	known := map[string][]int{} // terms by name; names repeat, and are split once
-	numbers := map[string]int{}
-	var last []int // the last line with a term, counted from 1
+	known := map[string][]int{} // terms by name; names repeat, so each is split only once
+	numbers := map[string]int{} // terms by stem
+	var last []int              // the last line with each term, counted from 1
 	read := func(name string) (terms []int) {
 		for word := range words.Split(name) {
 			stem := words.Stem(word)
@@ -118,7 +118,7 @@ type queryTerm struct {
 	weight float64
 }
 
-// maxQueryTerms bounds the work for a long goal. The first terms tell most.
+// maxQueryTerms bounds the work for a long goal. The first terms are the most important ones.
 const maxQueryTerms = 24
 
 func parseGoal(goal string) *query {
@@ -148,7 +148,7 @@ func parseGoal(goal string) *query {
 	return q
 }
 
-// generic are terms for what to do, not what to do it to.
+// generic are terms that many goals share, such as verbs. They say little about the lines to find.
 var generic = func() map[string]bool {
 	set := map[string]bool{}
 	for term := range words.Terms(`fix add remove update use make support allow improve change handle ensure avoid
@@ -174,7 +174,7 @@ func isIdentifier(word string) bool {
 	return upper
 }
 
-// A topic is what a goal is about besides its terms. It makes some kinds of lines relevant.
+// A topic is a subject of a goal that makes some kinds of lines relevant, whatever terms they have.
 type topic uint8
 
 const (
@@ -212,8 +212,8 @@ func topicsOf(goal string) (about topic) {
 	return about
 }
 
-// similarity returns how similar a term of the text is to one of the goal: 1 if equal, less if they
-// share a prefix, as config and configuration.
+// similarity returns how similar two terms are: 1 if they are equal, less if they share a prefix, as
+// config and configuration do, and 0 otherwise.
 func similarity(a, b string) float64 {
 	if a == b {
 		return 1

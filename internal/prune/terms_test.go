@@ -31,7 +31,7 @@ func TestVocabulary(t *testing.T) { // P77
 		t.Errorf("a term is in %d lines, want 2", in)
 	}
 	if v.rarity(slices.Index(v.terms, "read")) != v.rarity(slices.Index(v.terms, "config")) {
-		t.Error("terms that are in as many lines are as rare")
+		t.Error("terms that occur in equally many lines differ in rarity")
 	}
 }
 
@@ -59,8 +59,8 @@ func TestGoals(t *testing.T) { // P39, P77
 		{"words by their stems, each once", "the caches of a cache", []string{"cach"}, nil, 0},
 		{"names as they are written", "parse_config in HttpServer", nil, []string{"parse_config", "httpserver"}, 0},
 		{"names in quotes", "why does `store` fail", nil, []string{"store"}, aboutErrors},
-		{"what it is about", "fix a typo in the tests", nil, nil, aboutComments | aboutTests},
-		{"nothing", "", []string{}, nil, 0},
+		{"topics", "fix a typo in the tests", nil, nil, aboutComments | aboutTests},
+		{"an empty goal", "", []string{}, nil, 0},
 		{"metacharacters", ".* [ ( \\", []string{}, nil, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -7,7 +7,7 @@ func Features(r *Request) [][]float32 {
 	l := split(r.Text)
 	never := func() bool { return false }
 	wording := readWording(l, r.Goal, never)
-	sheet, err := read(context.Background(), l, outlineOf(l, r.Source, never), r.Source, r.Goal, wording)
+	sheet, err := readFeatures(context.Background(), l, outlineOf(l, r.Source, never), r.Source, r.Goal, wording)
 	if err != nil {
 		return nil
 	}

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// A Cache holds values for a limited time. When it is full, the owner with the largest share loses its
-// oldest entry, so no owner can evict entries of others. It is not safe for concurrent use.
+// A Cache holds values for a limited time. When it is full, the owner with the largest share loses
+// its oldest entry, so no owner can evict entries of others. It is not safe for concurrent use.
 type Cache[K comparable, V any] struct {
-	kind    *Kind
-	limits  Limits
-	ttl     time.Duration
-	dropped func(K, V)
-	closed  bool
+	kind   *Kind
+	limits Limits
+	ttl    time.Duration
+	onDrop func(K, V)
+	closed bool
 
 	total   amount
 	entries map[K]*entry[K, V]
@@ -35,20 +35,20 @@ type entry[K comparable, V any] struct {
 // An owner is the owner of entries.
 type owner[K comparable, V any] struct {
 	name    string
-	held    amount
+	amount  amount
 	share   float64
 	entries queue[K, V]
 	oldest  time.Time // when its oldest entry was put
 	index   int       // in byShare
 }
 
-// NewCache returns an empty cache that counts as part of a kind until it is closed. Entries live for
-// ttl, or until they are removed if ttl is 0. dropped, if not nil, is called with each entry that
-// expires or is evicted.
-func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration, dropped func(K, V)) *Cache[K, V] {
+// NewCache returns an empty cache that counts as part of a kind until it is closed. Entries live
+// for ttl, or until they are removed if ttl is 0. onDrop, if not nil, is called with each entry
+// that expires or is evicted.
+func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration, onDrop func(K, V)) *Cache[K, V] {
 	kind.open(limits)
 	return &Cache[K, V]{
-		kind: kind, limits: limits, ttl: ttl, dropped: dropped,
+		kind: kind, limits: limits, ttl: ttl, onDrop: onDrop,
 		entries: map[K]*entry[K, V]{}, owners: map[string]*owner[K, V]{},
 	}
 }
@@ -85,13 +85,13 @@ func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 		c.kind.refused.Add(1)
 		return false
 	case e != nil:
-		c.renew(e, value, bytes)
+		c.replace(e, value, bytes)
 	default:
 		e = c.add(ownerName, key, value, bytes)
 	}
 	o := e.owner
 	c.expire(e.put)
-	for o.held.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
+	for o.amount.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
 		c.drop(o)
 	}
 	for c.total.exceeds(c.limits.Entries, c.limits.Bytes) {
@@ -116,8 +116,8 @@ func (c *Cache[K, V]) add(ownerName string, key K, value V, bytes int64) *entry[
 	return e
 }
 
-// renew replaces the value of an entry, as if it was put now.
-func (c *Cache[K, V]) renew(e *entry[K, V], value V, bytes int64) {
+// replace replaces the value of an entry, as if it was put now.
+func (c *Cache[K, V]) replace(e *entry[K, V], value V, bytes int64) {
 	grown := bytes - e.bytes
 	e.value, e.bytes, e.put = value, bytes, time.Now()
 	for _, q := range [...]*queue[K, V]{&c.age, &e.owner.entries} {
@@ -147,8 +147,8 @@ func (c *Cache[K, V]) expire(now time.Time) time.Duration {
 			return left
 		}
 		c.remove(e)
-		if c.dropped != nil {
-			c.dropped(e.key, e.value)
+		if c.onDrop != nil {
+			c.onDrop(e.key, e.value)
 		}
 	}
 	return 0
@@ -164,8 +164,8 @@ func (c *Cache[K, V]) Oldest() (key K, value V, ok bool) {
 	return e.key, e.value, true
 }
 
-// All calls yield for each entry, newest first, until it returns false. The cache must not be changed
-// during the call.
+// All calls yield for each entry, newest first, until it returns false. The cache must not be
+// changed during the call.
 func (c *Cache[K, V]) All(yield func(K, V) bool) { c.age.each(yield) }
 
 // Owned iterates over the entries of an owner, like All.
@@ -186,11 +186,11 @@ func (c *Cache[K, V]) SetLimits(limits Limits) {
 	}
 	c.limits = limits
 	for _, o := range c.byShare {
-		o.share = o.held.share(limits)
+		o.share = o.amount.share(limits)
 	}
 	heap.Init(&c.byShare)
 	for _, o := range slices.Clone(c.byShare) {
-		for o.held.exceeds(limits.OwnerEntries, limits.OwnerBytes) {
+		for o.amount.exceeds(limits.OwnerEntries, limits.OwnerBytes) {
 			c.drop(o)
 		}
 	}
@@ -216,8 +216,8 @@ func (c *Cache[K, V]) drop(o *owner[K, V]) {
 	e := o.entries.oldest
 	c.remove(e)
 	c.kind.dropped.Add(1)
-	if c.dropped != nil {
-		c.dropped(e.key, e.value)
+	if c.onDrop != nil {
+		c.onDrop(e.key, e.value)
 	}
 }
 
@@ -233,14 +233,14 @@ func (c *Cache[K, V]) count(o *owner[K, V], entries int, bytes int64) {
 	c.kind.add(entries, bytes)
 	c.total.entries += entries
 	c.total.bytes += bytes
-	o.held.entries += entries
-	o.held.bytes += bytes
-	if o.held.entries == 0 {
+	o.amount.entries += entries
+	o.amount.bytes += bytes
+	if o.amount.entries == 0 {
 		delete(c.owners, o.name)
 		heap.Remove(&c.byShare, o.index)
 		return
 	}
-	o.share = o.held.share(c.limits)
+	o.share = o.amount.share(c.limits)
 	o.oldest = o.entries.oldest.put
 	heap.Fix(&c.byShare, o.index)
 }

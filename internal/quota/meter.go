@@ -2,7 +2,8 @@ package quota
 
 import "sync"
 
-// A Meter counts what owners hold, and refuses what exceeds its limits. It is safe for concurrent use.
+// A Meter counts what owners hold, and refuses what exceeds its limits. It is safe for concurrent
+// use.
 type Meter struct {
 	kind   *Kind
 	limits Limits
@@ -67,7 +68,8 @@ func (m *Meter) Give(owner string, bytes int64) {
 	}
 }
 
-// Close ends the use of the meter. What is still held no longer counts in its kind. m may be nil.
+// Close ends the use of the meter. Entries that were not given back no longer count in its kind. m
+// may be nil.
 func (m *Meter) Close() {
 	if m == nil {
 		return

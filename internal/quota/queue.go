@@ -1,7 +1,7 @@
 package quota
 
-// A queue holds entries in the order in which they were put. Each entry is in two queues: that of all
-// entries, and that of its owner. The links are in the entry, which needs less memory than
+// A queue holds entries in the order in which they were put. Each entry is in two queues: that of
+// all entries, and that of its owner. The links are in the entry, which needs less memory than
 // container/list.
 type queue[K comparable, V any] struct {
 	which          int // index of the links in an entry

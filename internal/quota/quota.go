@@ -1,5 +1,5 @@
-// Package quota limits what is stored for clients and servers: in total, for each owner, and in time.
-// It counts how full every store is.
+// Package quota limits what is stored for clients and servers: in total, for each owner, and in
+// time. It counts how full every store is.
 //
 // A [Cache] evicts entries to make room, a [Meter] refuses what does not fit.
 package quota
@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 )
 
-// A Kind is a kind of stored thing, such as sessions or originals. All stores of a kind in the process
-// are counted together.
+// A Kind is a kind of stored thing, such as sessions or originals. All stores of a kind in the
+// process are counted together.
 type Kind struct {
 	Name string
 
@@ -88,7 +88,7 @@ type Limits struct {
 	OwnerBytes   int64
 }
 
-// An amount is what an owner holds.
+// An amount is a number of entries, and their bytes.
 type amount struct {
 	entries int
 	bytes   int64

@@ -63,20 +63,20 @@ func TestSharesOfBytesCountToo(t *testing.T) {
 		t.Error("a value larger than the cache is kept")
 	}
 	if c.Put("alice", "most", 1, 90) {
-		t.Error("alice holds more than bob and pushes out what bob has")
+		t.Error("alice would hold more than bob, but evicted his entries")
 	}
 	if !c.Put("alice", "half", 1, 50) {
-		t.Error("what fits is not kept")
+		t.Error("a value that fits is not kept")
 	}
 	if got := keys(c); got != "b0 b1 b2 b3 b4 half" {
 		t.Errorf("kept %s", got)
 	}
 	if !c.Put("alice", "half", 2, 40) || c.total.bytes != 90 {
-		t.Errorf("a value that takes the place of another counts twice: %d bytes", c.total.bytes)
+		t.Errorf("a replaced value counts twice: %d bytes", c.total.bytes)
 	}
 }
 
-func TestOfEqualSharesTheOldestGoes(t *testing.T) {
+func TestOldestOfEqualSharesIsEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := NewCache[string, int](NewKind("test of age"), Limits{Entries: 3}, 0, nil)
 		for _, name := range []string{"b", "c", "a", "d"} {
@@ -112,11 +112,11 @@ func TestEntriesExpire(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		c.Put("", "b", 2, 5)
 		if left := c.Expire(); left != 20*time.Second {
-			t.Errorf("the next expires in %v", left)
+			t.Errorf("the next entry expires in %v", left)
 		}
 		time.Sleep(20 * time.Second)
 		if _, ok := c.Get("a"); ok || dropped != "a" {
-			t.Errorf("a has outlived its time; dropped %q", dropped)
+			t.Errorf("a has not expired; dropped %q", dropped)
 		}
 		if value, ok := c.Get("b"); !ok || value != 2 {
 			t.Errorf("b: %v, %v", value, ok)
@@ -151,8 +151,8 @@ func TestSharesAreFair(t *testing.T) {
 		}
 		sum, owned, all := amount{}, 0, 0
 		for name, o := range c.owners {
-			sum.entries += o.held.entries
-			sum.bytes += o.held.bytes
+			sum.entries += o.amount.entries
+			sum.bytes += o.amount.bytes
 			for range c.Owned(name) {
 				owned++
 			}
@@ -165,7 +165,7 @@ func TestSharesAreFair(t *testing.T) {
 			t.Fatalf("step %d: owners hold %+v, in all %+v, %d entries", i, sum, c.total, len(c.entries))
 		}
 	}
-	if got := c.owners["quiet"].held.entries; got != quiet.entries {
+	if got := c.owners["quiet"].amount.entries; got != quiet.entries {
 		t.Errorf("the quiet owner has %d of %d entries", got, quiet.entries)
 	}
 }
@@ -203,7 +203,7 @@ func TestMeterRefuses(t *testing.T) {
 	m.Give("alice", 50)
 	m.Give("alice", 10)
 	if !m.Take("carol", 60) || len(m.owners) != 2 {
-		t.Errorf("what was given back is missing: %+v", m.owners)
+		t.Errorf("amounts that were given back still count: %+v", m.owners)
 	}
 	m.Close()
 	m.Give("carol", 60)

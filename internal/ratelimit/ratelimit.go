@@ -23,8 +23,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// A Limit is a bucket of a client: N requests in Per, Burst of them at once. All are positive, but a
-// Burst of 0 means N.
+// A Limit is a bucket of a client: N requests in Per, Burst of them at once. All are positive, but
+// a Burst of 0 means N.
 type Limit struct {
 	Key   string // identifies the bucket of a client, also over reloads
 	N     int
@@ -48,10 +48,11 @@ func (l Limit) burst() int {
 }
 
 // Buckets has the buckets of many clients. When there are too many, it forgets the client that was
-// idle longest. It is safe for concurrent use, and starts no goroutines unless the buckets are shared.
+// idle longest. It is safe for concurrent use, and starts no goroutines unless the buckets are
+// shared.
 type Buckets struct {
 	max    int
-	shared *shared // nil if the buckets are not shared with other replicas
+	shared *sharedBuckets // nil if the buckets are not shared with other replicas
 
 	mu      sync.Mutex // held only to find a client
 	clients *simplelru.LRU[string, *client]
@@ -69,8 +70,8 @@ func New(maxClients int) *Buckets {
 	return &Buckets{max: maxClients, clients: clients, counts: counts}
 }
 
-// NewShared returns Buckets that replicas share, or the same as New if space is nil. While the space
-// is unavailable, Take fails or, with allowWhenDown, each replica uses buckets of its own.
+// NewShared returns Buckets that replicas share, or the same as New if space is nil. While the
+// space is unavailable, Take fails or, with allowWhenDown, each replica uses buckets of its own.
 func NewShared(maxClients int, space *replicas.Space, allowWhenDown bool) *Buckets {
 	b := New(maxClients)
 	if space != nil {
@@ -90,8 +91,8 @@ func (b *Buckets) Close() {
 // Take takes one token from each of the client's buckets for limits, or from none. If a token is
 // missing, it returns how long to wait for it.
 //
-// A changed limit takes effect at once. The bucket keeps its tokens as far as they fit. An error says
-// that shared buckets are unavailable.
+// A changed limit takes effect at once. The bucket keeps its tokens as far as they fit. An error
+// says that shared buckets are unavailable.
 func (b *Buckets) Take(ctx context.Context, client string, limits []Limit) (wait time.Duration, ok bool, err error) {
 	if len(limits) == 0 {
 		return 0, true, nil
@@ -147,8 +148,8 @@ func (b *Buckets) find(name string) *client {
 	return c
 }
 
-// makeRoom evicts a client if there are too many. If all are in use, it evicts none: a client in the
-// middle of a request would start with full buckets.
+// makeRoom evicts a client if there are too many. If all are in use, it evicts none: a client in
+// the middle of a request would start with full buckets.
 func (b *Buckets) makeRoom() {
 	for range b.clients.Len() {
 		if b.clients.Len() < b.max {
@@ -185,7 +186,8 @@ type bucket struct {
 	lastTake uint64 // number of the last take that used it
 }
 
-// take is Take. It reads the clock under the lock, so time never goes backwards for a bucket.
+// take is [Buckets.Take] for buckets that are not shared. It reads the clock under the lock, so
+// time never goes backwards for a bucket.
 func (c *client) take(limits []Limit) (wait time.Duration, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +209,7 @@ func (c *client) take(limits []Limit) (wait time.Duration, ok bool) {
 	return 0, true
 }
 
-// wait is Wait.
+// wait is [Buckets.Wait] for buckets that are not shared.
 func (c *client) wait(limits []Limit) (wait time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -235,8 +237,9 @@ func (c *client) bucket(limit *Limit, now time.Time) *bucket {
 	return b
 }
 
-// dropFull drops full buckets, which are like new ones. This removes buckets of limits that no longer
-// exist. The limits of one call do not show that, because other tools may have other limits.
+// dropFull drops full buckets, which are like new ones. This also removes buckets of limits that no
+// longer exist. The limits of one call do not show which these are, because other tools may have
+// other limits.
 func (c *client) dropFull(now time.Time) {
 	kept := c.buckets[:0]
 	for _, b := range c.buckets {
@@ -278,8 +281,8 @@ func (b *bucket) wait(now time.Time) time.Duration {
 	return time.Duration(math.Round(nanoseconds))
 }
 
-// Address returns the name under which an unidentified client is counted: its IPv4 address, or the /64
-// network of its IPv6 address. A text that is not an address is returned unchanged.
+// Address returns the name under which an unidentified client is counted: its IPv4 address, or the
+// /64 network of its IPv6 address. A text that is not an address is returned unchanged.
 func Address(remote string) string {
 	addr, err := netip.ParseAddr(strings.Trim(remote, "[]"))
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// perMinute is n requests per minute.
+// perMinute returns a limit of n requests per minute.
 func perMinute(key string, n int) Limit { return Limit{Key: key, N: n, Per: time.Minute} }
 
-// try calls Take and expects this wait.
+// try calls Take and checks the wait.
 func try(t *testing.T, b *Buckets, client string, want time.Duration, limits ...Limit) {
 	t.Helper()
 	wait, ok, err := b.Take(t.Context(), client, limits)
@@ -44,20 +44,20 @@ func TestTake(t *testing.T) {
 		name  string
 		steps []step
 	}{
-		{"no limits are no limit", []step{{0, "a", nil, 0}, {0, "a", []Limit{}, 0}}},
+		{"without limits", []step{{0, "a", nil, 0}, {0, "a", []Limit{}, 0}}},
 		{"five in a minute, then one after twelve seconds (A32)", []step{
 			{0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute},
 				0}, {0, "a", []Limit{minute}, 0},
 			{0, "a", []Limit{minute}, 12 * s}, {0, "a", []Limit{minute}, 12 * s}, {5 * s, "a", []Limit{minute}, 7 * s},
 			{7 * s, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 12 * s},
 		}},
-		{"clients have buckets of their own (A63)", []step{
+		{"each client has its own buckets (A63)", []step{
 			{0, "t1", []Limit{perMinute("", 1)}, 0}, {0, "t1", []Limit{perMinute("", 1)}, 60 * s},
 			{0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2",
 				[]Limit{perMinute("", 2)}, 30 * s},
 			{30 * s, "t1", []Limit{perMinute("", 1)}, 30 * s}, {0, "t2", []Limit{perMinute("", 2)}, 0},
 		}},
-		{"tools have buckets of their own (A64)", []step{
+		{"each tool has its own bucket (A64)", []step{
 			{0, "a", []Limit{minute, perMinute("alpha::slow", 1)}, 0}, {0, "a", []Limit{minute, perMinute("alpha::slow", 1)},
 				60 * s},
 			{0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute, perMinute("alpha::echo", 1)}, 0},
@@ -68,9 +68,9 @@ func TestTake(t *testing.T) {
 				{"long", 3, time.Minute, 0}}, 0},
 			{0, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, s},
 			{s, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 0},
-			{s, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 18 * s}, // by then it has 2/20 of the next
+			{s, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 18 * s}, // has 2/20 of the next token
 		}},
-		{"a refusal takes nothing of the other bucket (A65)", []step{
+		{"a refusal takes no tokens of the other bucket (A65)", []step{
 			{0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)}, 0}, {0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)},
 				60 * s},
 			{0, "a", []Limit{perMinute("y", 2), perMinute("x", 1)}, 60 * s}, {0, "a", []Limit{perMinute("y", 2)}, 0}, {0, "a",
@@ -81,38 +81,38 @@ func TestTake(t *testing.T) {
 			{0, "a", []Limit{{"z", 1, time.Hour, 0}, perMinute("x", 1)}, time.Hour}, {0, "a", []Limit{perMinute("x", 1),
 				perMinute("y", 2)}, 60 * s},
 		}},
-		{"a limit that is named twice counts once", []step{
+		{"a repeated limit counts once", []step{
 			{0, "a", []Limit{perMinute("x", 2), perMinute("x", 2)}, 0}, {0, "a", []Limit{perMinute("x", 2)}, 0}, {0, "a",
 				[]Limit{perMinute("x", 2)}, 30 * s},
 		}},
-		{"a burst of its own", []step{
+		{"a separate burst", []step{
 			{0, "a", []Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s}, {time.Hour, "a",
 				[]Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s},
 		}},
-		{"a lower limit holds at once", []step{
+		{"a lower limit applies at once", []step{
 			{0, "a", []Limit{perMinute("", 10)}, 0}, {0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 1)},
 				60 * s},
 			{30 * s, "a", []Limit{perMinute("", 1)}, 30 * s},
 		}},
-		{"a higher limit holds at once, and gives nothing away", []step{
+		{"a higher limit applies at once, without free tokens", []step{
 			{0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s}, {10 * s, "a",
 				[]Limit{perMinute("", 6)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s},
 		}},
-		{"a limit that goes and comes back does not fill its bucket", []step{
+		{"a limit that is removed and restored keeps its bucket", []step{
 			{0, "a", []Limit{perMinute("x", 1)}, 0}, {0, "a", []Limit{perMinute("y", 9)}, 0}, {0, "a",
 				[]Limit{perMinute("z", 9)}, 0}, {0, "a", []Limit{perMinute("u", 9)}, 0},
 			{0, "a", []Limit{perMinute("v", 9)}, 0}, {0, "a", []Limit{perMinute("x", 1)}, 60 * s},
 		}},
-		{"nothing fits into a bucket without room", []step{
+		{"a bucket without capacity", []step{
 			{0, "a", []Limit{perMinute("x", 0)}, rate.InfDuration}, {0, "a", []Limit{{"y", 1, time.Minute, -1}},
 				rate.InfDuration},
 		}},
-		{"a wait without an end", []step{
+		{"an infinite wait", []step{
 			{0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, 0}, {0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, rate.InfDuration},
 		}},
 	} {
 		for name, buckets := range map[string]func(*testing.T) []*Buckets{
-			"one":      func(*testing.T) []*Buckets { return []*Buckets{New(10)} },
+			"single":   func(*testing.T) []*Buckets { return []*Buckets{New(10)} },
 			"replicas": func(t *testing.T) []*Buckets { return replicasOf(t, replicastest.New(), false) },
 		} {
 			t.Run(test.name+", "+name, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-func TestABucketThatNeverFills(t *testing.T) {
+func TestBucketThatNeverFills(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, limit := New(1), Limit{"", 1, 0, 0}
 		try(t, b, "a", 0, limit)
@@ -170,7 +170,7 @@ func TestFullBucketsAreDropped(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if c := b.find("a"); len(c.buckets) > 8 {
-			t.Errorf("there are %d buckets", len(c.buckets))
+			t.Errorf("got %d buckets", len(c.buckets))
 		}
 	})
 }
@@ -186,13 +186,13 @@ func TestIdleClientsAreForgotten(t *testing.T) { // A33
 		try(t, b, "b", 0, limit) // evicts c
 		try(t, b, "a", time.Minute, limit)
 		if n := b.Len(); n != 2 {
-			t.Errorf("%d are remembered", n)
+			t.Errorf("got %d clients", n)
 		}
 		for i := range 1000 {
 			try(t, b, fmt.Sprint(i), 0, limit)
 		}
 		if n := b.Len(); n != 2 {
-			t.Errorf("%d are remembered", n)
+			t.Errorf("got %d clients", n)
 		}
 	})
 }
@@ -203,17 +203,17 @@ func TestClientsInUseAreNotForgotten(t *testing.T) { // A33
 	for _, name := range []string{"b", "c", "d"} {
 		_, _, _ = b.Take(t.Context(), name, []Limit{limit})
 		if b.find("a") != a {
-			t.Fatalf("a is another after %s", name)
+			t.Fatalf("client a was replaced after %s", name)
 		}
 		a.users.Add(-1)
 	}
 	if n := b.Len(); n != 2 {
-		t.Errorf("%d are remembered", n)
+		t.Errorf("got %d clients", n)
 	}
 	a.users.Add(-1)
 	_, _, _ = b.Take(t.Context(), "e", []Limit{limit})
 	if n := b.Len(); n != 1 || b.find("a") == a {
-		t.Errorf("%d are remembered", n)
+		t.Errorf("got %d clients", n)
 	}
 }
 
@@ -221,7 +221,7 @@ func TestOneClientIsAlwaysRemembered(t *testing.T) {
 	b := New(0)
 	try(t, b, "a", 0, perMinute("", 1))
 	if b.Len() != 1 {
-		t.Errorf("%d are remembered", b.Len())
+		t.Errorf("got %d clients", b.Len())
 	}
 }
 
@@ -245,7 +245,7 @@ func (i *ideal) fill(now time.Time) {
 	i.last = now
 }
 
-// allowed returns how many of the requests at these times get a token of all buckets.
+// allowed returns how many requests at these times get a token of every bucket.
 func allowed(times []time.Time, limits []Limit) (n int) {
 	var buckets []*ideal
 	for _, limit := range limits {
@@ -308,7 +308,7 @@ func TestConcurrentCallsAreCountedExactly(t *testing.T) { // A63, A64, A65
 	})
 }
 
-func TestForgettingUnderLoad(t *testing.T) {
+func TestEvictionUnderLoad(t *testing.T) {
 	b := New(3)
 	var group sync.WaitGroup
 	for g := range 8 {
@@ -321,7 +321,7 @@ func TestForgettingUnderLoad(t *testing.T) {
 	group.Wait()
 	_, _, _ = b.Take(t.Context(), "last", []Limit{perMinute("", 5)})
 	if n := b.Len(); n > 3 {
-		t.Errorf("%d are remembered", n)
+		t.Errorf("got %d clients", n)
 	}
 }
 
@@ -334,11 +334,11 @@ func TestAddress(t *testing.T) { // R14
 		{"IPv6 in brackets", "[2001:db8:1:2:3:4:5:6]", "2001:db8:1:2::/64"},
 		{"IPv6 with a zone", "[fe80::1%eth0]:1234", "fe80::/64"},
 		{"IPv6 with a zone alone", "fe80::1%eth0", "fe80::/64"},
-		{"this machine", "[::1]:1234", "::/64"},
+		{"loopback", "[::1]:1234", "::/64"},
 		{"IPv4 in IPv6", "[::ffff:192.0.2.1]:1234", "192.0.2.1"},
 		{"IPv4 in IPv6 with a zone", "::ffff:192.0.2.1%eth0", "192.0.2.1"},
 		{"a Unix socket", "@", "@"},
-		{"nothing", "", ""},
+		{"empty", "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := Address(test.remote); got != test.want {
@@ -352,7 +352,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 	b, limits := New(10), []Limit{perMinute("", 1000), perMinute("alpha::slow", 500)}
 	_, _, _ = b.Take(t.Context(), "a", limits)
 	if n := testing.AllocsPerRun(1000, func() { _, _, _ = b.Take(t.Context(), "a", limits) }); n != 0 {
-		t.Errorf("%v times", n)
+		t.Errorf("%v allocations", n)
 	}
 }
 

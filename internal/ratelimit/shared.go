@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// lots is into how many parts a burst is divided. A replica keeps at most one spare part. So
-	// little of a burst is held where it cannot be used, and three replicas that kept one part each
-	// while the bucket filled again allow a burst that is one percent too large.
-	lots = 300
+	// lotsPerBurst is the number of lots that a burst is divided into. A replica keeps at most one
+	// spare lot. So little of a burst is held where it cannot be used, and three replicas that kept
+	// one lot each while the bucket filled again allow a burst that is one percent too large.
+	lotsPerBurst = 300
 
 	// lotTime is how long the tokens that a replica takes at once should last. With many replicas,
 	// each one rarely sees a client, and takes only the tokens it needs.
@@ -26,12 +26,12 @@ const (
 	// leaseTime is how long a replica keeps tokens that it does not spend.
 	leaseTime = time.Second
 
-	// closeTime is how long Close tries to return tokens.
-	closeTime = time.Second
+	// closeTimeout is how long Close tries to return tokens.
+	closeTimeout = time.Second
 )
 
-// A shared has the buckets that replicas share in a store.
-type shared struct {
+// sharedBuckets are the buckets that replicas share in a store.
+type sharedBuckets struct {
 	space         *replicas.Space
 	allowWhenDown bool
 
@@ -44,8 +44,8 @@ type shared struct {
 	sweeping bool                 // sweep is running
 }
 
-func newShared(space *replicas.Space, allowWhenDown bool) *shared {
-	s := &shared{space: space, allowWhenDown: allowWhenDown, holders: map[*client]struct{}{}}
+func newShared(space *replicas.Space, allowWhenDown bool) *sharedBuckets {
+	s := &sharedBuckets{space: space, allowWhenDown: allowWhenDown, holders: map[*client]struct{}{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -62,20 +62,20 @@ type lease struct {
 	limit       Limit
 	tokens      float64
 	wanted      int     // calls that need a token now
-	lot         float64 // number of spare tokens to take and keep
+	lot         float64 // spare tokens to take and keep
 	requestedAt time.Time
-	used        time.Time
+	lastUsed    time.Time
 }
 
-// A tokenRequest is a request to the store for tokens. All calls that need tokens in the meantime wait for
-// it.
+// A tokenRequest is a request to the store for tokens. All calls that need tokens in the meantime
+// wait for it.
 type tokenRequest struct {
 	limits  []Limit
 	needing []*lease // leases without tokens
 	buckets []replicas.Bucket
 	done    chan struct{}
 
-	// Result. If wait is 0, there are more tokens.
+	// Result. If wait is 0, the leases have tokens.
 	wait time.Duration
 	err  error
 }
@@ -89,7 +89,7 @@ func (l *lease) want(now time.Time) float64 {
 // nextLot returns how many tokens to take next, by how long the last lot lasted.
 func (l *lease) nextLot(now time.Time) float64 {
 	growth := min(2, lotTime.Seconds()/now.Sub(l.requestedAt).Seconds())
-	return math.Floor(min(growth*max(1, l.lot), float64(l.limit.burst()/lots)))
+	return math.Floor(min(growth*max(1, l.lot), float64(l.limit.burst()/lotsPerBurst)))
 }
 
 // bucket returns the bucket of the lease, to take want tokens from it.
@@ -99,16 +99,16 @@ func (l *lease) bucket(want float64) replicas.Bucket {
 
 // take is [Buckets.Take] for shared buckets. It succeeds if wait is 0.
 //
-// It requests as many tokens as concurrent calls need. Only one of them sends the request. The others
-// get tokens of the response or, if it refuses exactly their limits, are refused as well.
-func (s *shared) take(ctx context.Context, c *client, limits []Limit) (wait time.Duration, err error) {
+// It requests as many tokens as concurrent calls need. Only one of them sends the request. The
+// others get tokens of the response or, if it refuses exactly their limits, are refused as well.
+func (s *sharedBuckets) take(ctx context.Context, c *client, limits []Limit) (wait time.Duration, err error) {
 	if neverFill(limits) {
 		return rate.InfDuration, nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var room [8]*lease
-	leases := c.leases.of(room[:0], limits)
+	leases := c.leases.appendFor(room[:0], limits)
 	for _, l := range leases {
 		l.wanted++
 	}
@@ -139,8 +139,8 @@ func neverFill(limits []Limit) bool {
 	return slices.ContainsFunc(limits, func(l Limit) bool { return l.rate() <= 0 || l.burst() < 1 })
 }
 
-// of appends the leases of the buckets of limits, each once.
-func (s *leases) of(dst []*lease, limits []Limit) []*lease {
+// appendFor appends the leases for limits, each once.
+func (s *leases) appendFor(dst []*lease, limits []Limit) []*lease {
 	for i := range limits {
 		if l := s.find(&limits[i], dst); !slices.Contains(dst, l) {
 			dst = append(dst, l)
@@ -149,13 +149,14 @@ func (s *leases) of(dst []*lease, limits []Limit) []*lease {
 	return dst
 }
 
-// find returns the lease of a bucket. If the limit has changed, tokens over the new one are lost.
+// find returns the lease for a limit. If the limit has changed, tokens beyond a lot of the new one
+// are lost.
 func (s *leases) find(limit *Limit, inUse []*lease) *lease {
 	for _, l := range s.all {
 		if l.limit.Key == limit.Key {
 			if l.limit != *limit {
 				l.limit, l.lot = *limit, 0
-				l.tokens = min(l.tokens, float64(limit.burst()/lots))
+				l.tokens = min(l.tokens, float64(limit.burst()/lotsPerBurst))
 			}
 			return l
 		}
@@ -163,10 +164,10 @@ func (s *leases) find(limit *Limit, inUse []*lease) *lease {
 	now := time.Now()
 	if len(s.all) == cap(s.all) {
 		s.all = slices.DeleteFunc(s.all, func(l *lease) bool {
-			return l.tokens == 0 && l.wanted == 0 && now.Sub(l.used) > leaseTime && !slices.Contains(inUse, l)
+			return l.tokens == 0 && l.wanted == 0 && now.Sub(l.lastUsed) > leaseTime && !slices.Contains(inUse, l)
 		})
 	}
-	l := &lease{limit: *limit, used: now}
+	l := &lease{limit: *limit, lastUsed: now}
 	s.all = append(s.all, l)
 	return l
 }
@@ -179,7 +180,7 @@ func spend(leases []*lease) bool {
 	now := time.Now()
 	for _, l := range leases {
 		l.tokens--
-		l.used = now
+		l.lastUsed = now
 	}
 	return true
 }
@@ -198,15 +199,15 @@ func (s *leases) newRequest(limits []Limit, leases []*lease) *tokenRequest {
 	return q
 }
 
-// request sends the request, and applies the response. It unlocks the client in the meantime. It does
-// not end with ctx, because other calls need the tokens, too.
-func (s *shared) request(ctx context.Context, c *client, q *tokenRequest) {
+// request sends the request, and applies the response. It unlocks the client in the meantime. It
+// does not end with ctx, because other calls need the tokens, too.
+func (s *sharedBuckets) request(ctx context.Context, c *client, q *tokenRequest) {
 	c.mu.Unlock()
 	taken, wait, err := s.space.Spend(context.WithoutCancel(ctx), c.name, q.buckets)
 	c.mu.Lock()
 	q.wait, q.err = wait, err
 	if err == nil && taken == nil {
-		q.wait = max(wait, 1) // also if the engine's wait overflows
+		q.wait = max(wait, 1) // the engine's wait may have overflowed
 	}
 	for i, l := range q.needing {
 		if q.wait > 0 || q.err != nil {
@@ -219,9 +220,9 @@ func (s *shared) request(ctx context.Context, c *client, q *tokenRequest) {
 	close(q.done)
 }
 
-// requestAhead requests tokens in the background after a call that has spent the last token of a lot, so
-// the next call does not wait. It does nothing if the next call must request tokens anyway.
-func (s *shared) requestAhead(c *client, limits []Limit, leases []*lease) {
+// requestAhead requests tokens in the background after a call that has spent the last token of a
+// lot, so the next call does not wait. It does nothing if the next call must request tokens anyway.
+func (s *sharedBuckets) requestAhead(c *client, limits []Limit, leases []*lease) {
 	if c.leases.pending != nil || !slices.ContainsFunc(leases, func(l *lease) bool { return l.tokens < 1 }) {
 		return
 	}
@@ -248,20 +249,21 @@ func (s *shared) requestAhead(c *client, limits []Limit, leases []*lease) {
 	})
 }
 
-// release ends a call that needed tokens. At most one lot of spare tokens is kept. The caller holds the
-// lock of the client.
-func (s *shared) release(c *client, leases []*lease) {
-	var back []replicas.Bucket
+// release ends a call that needed tokens. At most one lot of spare tokens is kept. The caller holds
+// the lock of the client.
+func (s *sharedBuckets) release(c *client, leases []*lease) {
+	var returned []replicas.Bucket
 	keeps := false
 	for _, l := range leases {
 		l.wanted--
-		if over := l.tokens - l.lot; over > 0 && l.wanted == 0 && s.ctx.Err() == nil { // otherwise close returns the rest
-			back = append(back, l.bucket(-over))
-			l.tokens -= over
+		// If the buckets are closed, close returns the rest.
+		if spare := l.tokens - l.lot; spare > 0 && l.wanted == 0 && s.ctx.Err() == nil {
+			returned = append(returned, l.bucket(-spare))
+			l.tokens -= spare
 		}
 		keeps = keeps || l.tokens > 0
 	}
-	if back == nil && (!keeps || c.leases.isHolder) {
+	if returned == nil && (!keeps || c.leases.isHolder) {
 		return
 	}
 	s.mu.Lock()
@@ -273,8 +275,8 @@ func (s *shared) release(c *client, leases []*lease) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	if back != nil {
-		s.running.Go(func() { s.returnTokens(c, back) })
+	if returned != nil {
+		s.running.Go(func() { s.returnTokens(c, returned) })
 	}
 	if keeps && !s.sweeping {
 		s.sweeping = true
@@ -282,14 +284,14 @@ func (s *shared) release(c *client, leases []*lease) {
 	}
 }
 
-// returnTokens returns tokens to the store. If that fails, they are lost: they may have been returned
-// already, and must not be returned twice.
-func (s *shared) returnTokens(c *client, back []replicas.Bucket) {
-	_, _, _ = s.space.Spend(context.Background(), c.name, back)
+// returnTokens returns tokens to the store. If that fails, they are lost: they may have been
+// returned already, and must not be returned twice.
+func (s *sharedBuckets) returnTokens(c *client, tokens []replicas.Bucket) {
+	_, _, _ = s.space.Spend(context.Background(), c.name, tokens)
 }
 
 // sweep returns unused tokens, as long as there are any.
-func (s *shared) sweep() {
+func (s *sharedBuckets) sweep() {
 	tick := time.NewTicker(leaseTime / 2)
 	defer tick.Stop()
 	for {
@@ -311,7 +313,7 @@ func (s *shared) sweep() {
 
 // returnUnused returns tokens that were not used after since, until ctx ends. While the store is
 // unavailable, it keeps them.
-func (s *shared) returnUnused(ctx context.Context, since time.Time) {
+func (s *sharedBuckets) returnUnused(ctx context.Context, since time.Time) {
 	s.mu.Lock()
 	clients := slices.Collect(maps.Keys(s.holders))
 	s.mu.Unlock()
@@ -319,20 +321,20 @@ func (s *shared) returnUnused(ctx context.Context, since time.Time) {
 		if ctx.Err() != nil || !s.space.Up() {
 			return
 		}
-		if back := s.takeUnused(c, since); back != nil {
-			s.returnTokens(c, back)
+		if tokens := s.takeUnused(c, since); tokens != nil {
+			s.returnTokens(c, tokens)
 		}
 	}
 }
 
 // takeUnused takes tokens from a client that it has not used after since.
-func (s *shared) takeUnused(c *client, since time.Time) (back []replicas.Bucket) {
+func (s *sharedBuckets) takeUnused(c *client, since time.Time) (taken []replicas.Bucket) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	keeps := false
 	for _, l := range c.leases.all {
-		if l.tokens > 0 && l.wanted == 0 && !l.used.After(since) {
-			back = append(back, l.bucket(-l.tokens))
+		if l.tokens > 0 && l.wanted == 0 && !l.lastUsed.After(since) {
+			taken = append(taken, l.bucket(-l.tokens))
 			l.tokens = 0
 		}
 		keeps = keeps || l.tokens > 0
@@ -343,17 +345,17 @@ func (s *shared) takeUnused(c *client, since time.Time) (back []replicas.Bucket)
 		defer s.mu.Unlock()
 		delete(s.holders, c)
 	}
-	return back
+	return taken
 }
 
 // wait is [Buckets.Wait] for shared buckets.
-func (s *shared) wait(ctx context.Context, c *client, limits []Limit) (time.Duration, error) {
+func (s *sharedBuckets) wait(ctx context.Context, c *client, limits []Limit) (time.Duration, error) {
 	if neverFill(limits) {
 		return rate.InfDuration, nil
 	}
 	var buckets []replicas.Bucket
 	c.mu.Lock()
-	for _, l := range c.leases.of(nil, limits) {
+	for _, l := range c.leases.appendFor(nil, limits) {
 		if l.tokens < 1 {
 			buckets = append(buckets, l.bucket(0))
 		}
@@ -366,13 +368,13 @@ func (s *shared) wait(ctx context.Context, c *client, limits []Limit) (time.Dura
 	return wait, err
 }
 
-// close returns all tokens, within closeTime.
-func (s *shared) close() {
+// close returns all tokens, within closeTimeout.
+func (s *sharedBuckets) close() {
 	s.mu.Lock()
 	s.stop()
 	s.mu.Unlock()
 	s.running.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	s.returnUnused(ctx, time.Now())
 }

@@ -31,7 +31,7 @@ func replicasOf(t testing.TB, engine replicas.Engine, allowWhenDown bool) []*Buc
 // once allows n requests, without refill.
 func once(key string, n int) Limit { return Limit{Key: key, N: n, Per: 1_000_000 * time.Hour} }
 
-// takes returns how often Take succeeds, one call after the other.
+// takes calls Take until it fails, and returns the number of successes.
 func takes(t *testing.T, b *Buckets, client string, limits ...Limit) (n int) {
 	t.Helper()
 	for {
@@ -67,7 +67,7 @@ func TestReplicasShareALimit(t *testing.T) {
 				}
 				group.Wait()
 				if n := int(total.Load()); n > burst || float64(n) < 0.99*float64(burst) {
-					t.Errorf("%d of %d", n, burst)
+					t.Errorf("took %d of %d", n, burst)
 				}
 			})
 		})
@@ -98,7 +98,7 @@ func TestReplicasShareARate(t *testing.T) {
 				group.Wait()
 				most := float64(limit.burst()) + time.Since(began).Seconds()*float64(limit.rate())
 				if n := float64(total.Load()); n > most || n < 0.99*most-1 {
-					t.Errorf("%v of %v", n, most)
+					t.Errorf("took %v of %v", n, most)
 				}
 			})
 		})
@@ -120,14 +120,14 @@ func TestRefusalsOfReplicasTakeNothing(t *testing.T) {
 			n += takes(t, b, "a", y)
 		}
 		if n != 2999 {
-			t.Errorf("%d are left of 2999", n)
+			t.Errorf("%d of 2999 tokens remain", n)
 		}
 	})
 }
 
-// Tokens of one bucket that concurrent calls cannot use, because another bucket is empty, are
-// returned.
-func TestWhatIsTakenInVainIsGivenBackAtOnce(t *testing.T) {
+// If concurrent calls cannot use tokens of one bucket because another bucket is empty, the tokens
+// are returned.
+func TestUnusedTokensAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := replicasOf(t, slowEngine{replicastest.New()}, false)
 		var passed atomic.Int64
@@ -142,7 +142,7 @@ func TestWhatIsTakenInVainIsGivenBackAtOnce(t *testing.T) {
 		group.Wait()
 		time.Sleep(2 * time.Millisecond)
 		if n := takes(t, all[1], "a", once("x", 10)); passed.Load() != 3 || n != 7 {
-			t.Errorf("%d of 3 passed, %d of 7 are left", passed.Load(), n)
+			t.Errorf("%d of 3 calls passed, %d of 7 tokens remain", passed.Load(), n)
 		}
 	})
 }
@@ -161,18 +161,18 @@ func TestTokensAreLeased(t *testing.T) {
 		time.Sleep(2 * leaseTime) // the rest is returned
 		synctest.Wait()
 		if n := takes(t, all[1], "a", limit); n != 7500-51 {
-			t.Errorf("%d are left of %d", n, 7500-51)
+			t.Errorf("%d of %d tokens remain", n, 7500-51)
 		}
 		before := engine.Operations.Load()
 		time.Sleep(time.Hour)
 		if n := engine.Operations.Load() - before; n != 0 {
-			t.Errorf("%d operations while nothing is leased", n)
+			t.Errorf("%d operations without a lease", n)
 		}
 	})
 }
 
-// Calls of a busy client do not wait for the store, and the store gets one request per lot.
-func TestTokensAreTakenAhead(t *testing.T) {
+// Calls of a busy client do not wait for the store. The store gets one request per lot.
+func TestTokensAreLeasedAhead(t *testing.T) {
 	for _, test := range []struct {
 		limit      Limit
 		operations int64 // for 1000 calls
@@ -195,17 +195,17 @@ func TestTokensAreTakenAhead(t *testing.T) {
 				if n := engine.Operations.Load(); n != test.operations {
 					t.Errorf("%d operations, want %d", n, test.operations)
 				}
-				b.Close() // returns what was taken ahead
+				b.Close() // returns unused tokens
 				if n := takes(t, replicasOf(t, engine, false)[0], "a", test.limit); n != test.limit.N-1000 {
-					t.Errorf("%d are left of %d", n, test.limit.N-1000)
+					t.Errorf("%d of %d tokens remain", n, test.limit.N-1000)
 				}
 			})
 		})
 	}
 }
 
-// No tokens are taken ahead for a client that calls rarely.
-func TestNothingIsTakenAheadForSeldomCalls(t *testing.T) {
+// For a client that calls rarely, no tokens are taken ahead.
+func TestRareCallsLeaseNothingAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		all, limit := replicasOf(t, slowEngine{engine}, false), once("", 100_000)
@@ -219,7 +219,7 @@ func TestNothingIsTakenAheadForSeldomCalls(t *testing.T) {
 	})
 }
 
-// A new lease of a call is not dropped to make room for another one of the same call.
+// A new lease of a call does not evict another lease of the same call.
 func TestLeasesOfACallAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replicasOf(t, replicastest.New(), false)[0]
@@ -235,30 +235,30 @@ func TestLeasesOfACallAreKept(t *testing.T) {
 	})
 }
 
-func TestLeasesOfForgottenClientsAreGivenBack(t *testing.T) {
+func TestLeasesOfForgottenClientsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all, limit := replicasOf(t, replicastest.New(), false), once("", 5000)
-		for i := range 20 { // twice as many as are remembered
+		for i := range 20 { // twice the number of remembered clients
 			try(t, all[0], fmt.Sprint(i), 0, limit)
 		}
 		time.Sleep(2 * leaseTime)
 		synctest.Wait()
 		for i := range 20 {
 			if n := takes(t, all[1], fmt.Sprint(i), limit); n != 4999 {
-				t.Errorf("client %d: %d are left of 4999", i, n)
+				t.Errorf("client %d: %d of 4999 tokens remain", i, n)
 			}
 		}
 	})
 }
 
-func TestLeasesAreGivenBackAtTheEnd(t *testing.T) {
+func TestLeasesAreReturnedOnClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine, limit := replicastest.New(), once("", 5000)
 		b := NewShared(10, replicastest.Replica(t, engine).Space("rates"), false)
 		try(t, b, "a", 0, limit)
 		b.Close()
 		if n := takes(t, replicasOf(t, engine, false)[0], "a", limit); n != 4999 {
-			t.Errorf("%d are left of 4999", n)
+			t.Errorf("%d of 4999 tokens remain", n)
 		}
 	})
 }
@@ -268,15 +268,15 @@ func TestLimitsOfLeasesChange(t *testing.T) {
 		all := replicasOf(t, replicastest.New(), false)
 		try(t, all[0], "a", 0, once("", 100_000)) // leases 99 more
 		if n := takes(t, all[0], "a", once("", 20)); n != 20 {
-			t.Errorf("%d of 20", n)
+			t.Errorf("took %d of 20", n)
 		}
 	})
 }
 
-func TestCallsAtTheSameTimeAskTogether(t *testing.T) {
+func TestConcurrentCallsShareAnOperation(t *testing.T) {
 	for _, test := range []struct{ limit, passed, operations int }{
-		{1000, 100, 2}, // the first for one, the second for the others
-		{10, 10, 3},    // and a refusal for the rest
+		{1000, 100, 2}, // the first operation for one call, the second for the others
+		{10, 10, 3},    // and one refusal for the rest
 	} {
 		t.Run(fmt.Sprint(test.limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -300,7 +300,7 @@ func TestCallsAtTheSameTimeAskTogether(t *testing.T) {
 				slices.Sort(waits)
 				passed, _ := slices.BinarySearch(waits, 1)
 				if n := engine.Operations.Load(); passed != test.passed || n != int64(test.operations) {
-					t.Errorf("%d passed with %d operations, want %d with %d", passed, n, test.passed, test.operations)
+					t.Errorf("%d calls passed with %d operations, want %d with %d", passed, n, test.passed, test.operations)
 				}
 				if refused := slices.Compact(waits[passed:]); len(refused) > 1 {
 					t.Errorf("waits differ: %v", refused)
@@ -310,8 +310,8 @@ func TestCallsAtTheSameTimeAskTogether(t *testing.T) {
 	}
 }
 
-// Tokens are not lost if the call that requested them, for others too, is canceled.
-func TestCallersThatGoAwayLoseNothingOfOthers(t *testing.T) {
+// A call may request tokens for others, too. These are not lost if that call is canceled.
+func TestCanceledCallsLoseNoTokensOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replicasOf(t, slowEngine{replicastest.New()}, false)[0]
 		ctx, cancel := context.WithCancel(t.Context())
@@ -343,15 +343,15 @@ func TestWaitsAreThoseOfAllReplicas(t *testing.T) {
 			wants(all[1], 30*time.Second)
 		}
 		before := engine.Operations.Load()
-		wants(all[2], 0) // it has never seen the client
+		wants(all[2], 0) // this replica does not know the client
 		if n := engine.Operations.Load() - before; n != 0 {
-			t.Errorf("%d operations for a client that is not known", n)
+			t.Errorf("%d operations for an unknown client", n)
 		}
 		time.Sleep(30 * time.Second)
 		wants(all[0], 0)
-		try(t, all[1], "a", 0, limits...) // the waits of the others have not taken it
+		try(t, all[1], "a", 0, limits...) // queries of the wait take no token
 		if wait, err := all[0].Wait(t.Context(), "a", []Limit{{}}); wait != rate.InfDuration || err != nil {
-			t.Errorf("no bucket: %v, %v", wait, err)
+			t.Errorf("without buckets: %v, %v", wait, err)
 		}
 	})
 }
@@ -384,7 +384,7 @@ func TestStoreThatIsDown(t *testing.T) {
 			began := time.Now()
 			refuses()
 			refuses()
-			for _, b := range open { // each has buckets of its own
+			for _, b := range open { // each replica has its own buckets
 				try(t, b, "a", 0, limit)
 				try(t, b, "a", 0, limit)
 				try(t, b, "a", 30*time.Second, limit)
@@ -410,7 +410,7 @@ func TestStoreThatIsDown(t *testing.T) {
 	})
 }
 
-func TestLeasesCostNothing(t *testing.T) {
+func TestLeasesAllocateNothing(t *testing.T) {
 	b, limits := replicasOf(t, replicastest.New(), false)[0], []Limit{perMinute("", 1_000_000_000),
 		perMinute("x", 1_000_000_000)}
 	_, _, _ = b.Take(t.Context(), "a", limits)

@@ -51,9 +51,9 @@ var names = []string{
 	"start_line", "end_line", "start_char", "end_char",
 }
 
-// parse reads the arguments of a call. Its errors tell the model how to correct them. null and empty
-// strings count as not given, because models like to fill in everything.
-func parse(data []byte) (a arguments, err error) {
+// parseArguments reads the arguments of a call. Its errors tell the model how to correct them. null
+// and empty strings count as not given, because models like to fill in everything.
+func parseArguments(data []byte) (a arguments, err error) {
 	given := make(map[string]json.RawMessage)
 	if len(data) > 0 {
 		if err := json.Unmarshal(data, &given); err != nil {
@@ -65,7 +65,7 @@ func parse(data []byte) (a arguments, err error) {
 			delete(given, name)
 		}
 	}
-	if a.id, err = text(given, "id", math.MaxInt); err != nil {
+	if a.id, err = stringArgument(given, "id", math.MaxInt); err != nil {
 		return a, err
 	}
 	a.id = strings.TrimSpace(a.id)
@@ -73,18 +73,18 @@ func parse(data []byte) (a arguments, err error) {
 	if a.id == "" {
 		return a, errors.New("id is missing: give the one in the marker, which begins with obs_")
 	}
-	if err := a.numbers(given); err != nil {
+	if err := a.readNumbers(given); err != nil {
 		return a, err
 	}
-	if a.goal, err = text(given, "goal", maxGoal); err != nil {
+	if a.goal, err = stringArgument(given, "goal", maxGoal); err != nil {
 		return a, err
 	}
 	a.goal = strings.TrimSpace(a.goal)
-	if a.query, err = text(given, "query", maxQuery); err != nil {
+	if a.query, err = stringArgument(given, "query", maxQuery); err != nil {
 		return a, err
 	}
 	a.query = strings.TrimSpace(a.query)
-	pattern, err := text(given, "pattern", maxPattern)
+	pattern, err := stringArgument(given, "pattern", maxPattern)
 	if err != nil {
 		return a, err
 	}
@@ -93,7 +93,7 @@ func parse(data []byte) (a arguments, err error) {
 			return a, err
 		}
 	}
-	if err := a.contradiction(); err != nil {
+	if err := a.checkCombinations(); err != nil {
 		return a, err
 	}
 	// Checked last, because the errors above are more helpful.
@@ -101,13 +101,13 @@ func parse(data []byte) (a arguments, err error) {
 		delete(given, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		return a, fmt.Errorf("unknown argument %s; expected %s", shortly(name), strings.Join(names, ", "))
+		return a, fmt.Errorf("unknown argument %s; expected %s", shortQuote(name), strings.Join(names, ", "))
 	}
 	return a, nil
 }
 
-// numbers reads the numeric arguments.
-func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
+// readNumbers reads the numeric arguments.
+func (a *arguments) readNumbers(given map[string]json.RawMessage) (err error) {
 	for _, n := range []struct {
 		into                 *int
 		name                 string
@@ -121,7 +121,7 @@ func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
 		{&a.context, "context_lines", defaultContext, 0, maxContext},
 		{&a.matches, "max_matches", defaultMatches, 1, maxMatches},
 	} {
-		if *n.into, err = number(given, n.name, n.otherwise, n.low, n.high); err != nil {
+		if *n.into, err = numberArgument(given, n.name, n.otherwise, n.low, n.high); err != nil {
 			return err
 		}
 	}
@@ -133,14 +133,14 @@ func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
 	}
 	if value, ok := given["ratio"]; ok {
 		if json.Unmarshal(value, &a.ratio) != nil || !(0 <= a.ratio && a.ratio <= 1) {
-			return fmt.Errorf("ratio must be a number from 0 to 1, not %s", shortly(string(value)))
+			return fmt.Errorf("ratio must be a number from 0 to 1, not %s", shortQuote(string(value)))
 		}
 	}
 	return nil
 }
 
-// contradiction returns an error for two arguments that cannot be combined.
-func (a *arguments) contradiction() error {
+// checkCombinations returns an error for two arguments that cannot be combined.
+func (a *arguments) checkCombinations() error {
 	chars, lines := a.start > 0 || a.end >= 0, a.firstLine > 0 || a.endLine > 0
 	for _, pair := range []struct {
 		both bool
@@ -163,16 +163,17 @@ func (a *arguments) contradiction() error {
 func (a *arguments) compile(pattern string) (err error) {
 	if a.pattern, err = regexp.Compile(pattern); err != nil {
 		if bad, ok := errors.AsType[*syntax.Error](err); ok {
-			return fmt.Errorf("pattern is not a regular expression in RE2 syntax: %s: %s", bad.Code, shortly(bad.Expr))
+			return fmt.Errorf("pattern is not a regular expression in RE2 syntax: %s: %s", bad.Code, shortQuote(bad.Expr))
 		}
 		return errors.New("pattern is not a regular expression in RE2 syntax")
 	}
-	a.steps, err = steps(pattern)
+	a.steps, err = countInstructions(pattern)
 	return err
 }
 
-// steps returns the number of instructions of a pattern, which bounds the time per byte.
-func steps(pattern string) (int, error) {
+// countInstructions returns the number of instructions of a pattern, which bounds the time per
+// byte.
+func countInstructions(pattern string) (int, error) {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
 		return 0, err
@@ -184,50 +185,50 @@ func steps(pattern string) (int, error) {
 	return len(program.Inst), nil
 }
 
-// text reads a string of at most so many characters.
-func text(given map[string]json.RawMessage, name string, most int) (s string, err error) {
+// stringArgument reads a string of at most limit characters.
+func stringArgument(given map[string]json.RawMessage, name string, limit int) (s string, err error) {
 	value, ok := given[name]
 	if !ok {
 		return "", nil
 	}
 	if json.Unmarshal(value, &s) != nil {
-		return "", fmt.Errorf("%s must be a string, not %s", name, shortly(string(value)))
+		return "", fmt.Errorf("%s must be a string, not %s", name, shortQuote(string(value)))
 	}
-	if n := utf8.RuneCountInString(s); n > most {
-		return "", fmt.Errorf("%s has %d characters, more than %d", name, n, most)
+	if n := utf8.RuneCountInString(s); n > limit {
+		return "", fmt.Errorf("%s has %d characters, more than %d", name, n, limit)
 	}
 	return s, nil
 }
 
-// number reads a whole number of at least low. Larger numbers than high count as high.
-func number(given map[string]json.RawMessage, name string, otherwise, low, high int) (int, error) {
+// numberArgument reads a whole number of at least low. Numbers above high count as high.
+func numberArgument(given map[string]json.RawMessage, name string, otherwise, low, high int) (int, error) {
 	value, ok := given[name]
 	if !ok {
 		return otherwise, nil
 	}
 	switch literal := string(value); {
 	case literal[0] == '"':
-		return 0, fmt.Errorf("%s must be a number, not the string %s: leave out the quotes", name, shortly(literal))
+		return 0, fmt.Errorf("%s must be a number, not the string %s: leave out the quotes", name, shortQuote(literal))
 	case literal[0] != '-' && (literal[0] < '0' || literal[0] > '9'):
-		return 0, fmt.Errorf("%s must be a number, not %s", name, shortly(literal))
+		return 0, fmt.Errorf("%s must be a number, not %s", name, shortQuote(literal))
 	}
 	n, err := strconv.ParseInt(string(value), 10, 64)
 	if err != nil {
 		// 100.0 and 1e2 are whole numbers too.
 		f, _ := strconv.ParseFloat(string(value), 64)
 		if f != math.Trunc(f) {
-			return 0, fmt.Errorf("%s must be a whole number, not %s", name, shortly(string(value)))
+			return 0, fmt.Errorf("%s must be a whole number, not %s", name, shortQuote(string(value)))
 		}
 		n = int64(max(min(f, 1<<53), -1<<53))
 	}
 	if n < int64(low) {
-		return 0, fmt.Errorf("%s must be at least %d, not %s", name, low, shortly(string(value)))
+		return 0, fmt.Errorf("%s must be at least %d, not %s", name, low, shortQuote(string(value)))
 	}
 	return int(min(n, int64(high))), nil
 }
 
-// shortly quotes a text, or its beginning.
-func shortly(s string) string {
+// shortQuote quotes a text, or its beginning if it is long.
+func shortQuote(s string) string {
 	const enough = 80
 	n := 0
 	for i := range s {

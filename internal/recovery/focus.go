@@ -11,7 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// focus returns the lines relevant to a goal, or the beginning of the range if they cannot be found.
+// focus returns the lines relevant to a goal, or the beginning of the range if they cannot be
+// found.
 func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) []byte {
 	limit := r.MaxChars
 	if limit <= 0 {
@@ -20,12 +21,12 @@ func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) 
 	before, text := excerpt(body, 0, a.start), excerpt(body, a.start, a.end)
 	cutter := focus.Cutter{Goal: a.goal, MaxChars: limit, Ratio: a.ratio, FirstLine: 1 + lineBreaks(before)}
 	m := meta{Total: total, Start: &a.start, End: &a.end, Focused: true}
-	note := fmt.Sprintf("[what bears on the goal in characters %d to %d of %d; read ", a.start, a.end, total)
+	note := fmt.Sprintf("[the parts of characters %d to %d of %d that match the goal; to read ", a.start, a.end, total)
 	if short, ok := cutter.Value(ctx, []byte(text)); ok && a.ratio == 0 {
-		return success(m, string(short), note+"what was left out by query]")
+		return success(m, string(short), note+"the rest, use query]")
 	}
 	if short, _, ok := cutter.Lines(ctx, text); ok {
-		return success(m, short, note+"lines that were left out by start_line and end_line]")
+		return success(m, short, note+"omitted lines, use start_line and end_line]")
 	}
 	return r.part(a, body, total, "not cut by goal, this is the beginning; ")
 }
@@ -54,8 +55,8 @@ func (a *arguments) findLines(text string) error {
 	return nil
 }
 
-// skipLines returns the position after so many lines, or the end of the text. Lines end with LF, CRLF
-// or CR, as everywhere where lines are counted for the model.
+// skipLines returns the position after n lines, or the end of the text. Lines end with LF, CRLF or
+// CR, as everywhere where lines are counted for the model.
 func skipLines(text string, n int) (at int) {
 	for ; n > 0; n-- {
 		end := strings.IndexAny(text[at:], "\r\n")

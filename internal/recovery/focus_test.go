@@ -17,18 +17,19 @@ func TestLines(t *testing.T) {
 		max             int
 		want, note      string
 	}{
-		{"all", `"start_line":1`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
-		{"all, to the last", `"end_line":6`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
-		{"one", `"start_line":2,"end_line":2`, 0, "two\r\n", "[lines 2 to 2 of 6, characters 4 to 9 of 24]"},
-		{"after another kind of end", `"start_line":4,"end_line":5`, 0, "four\n\n",
+		{"all lines", `"start_line":1`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
+		{"all lines, by their end", `"end_line":6`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
+		{"one line", `"start_line":2,"end_line":2`, 0, "two\r\n", "[lines 2 to 2 of 6, characters 4 to 9 of 24]"},
+		{"lines after a carriage return", `"start_line":4,"end_line":5`, 0, "four\n\n",
 			"[lines 4 to 5 of 6, characters 15 to 21 of 24]"},
-		{"to an end behind the end", `"start_line":6,"end_line":99`, 0, "six",
+		{"an end after the last line", `"start_line":6,"end_line":99`, 0, "six",
 			"[lines 6 to 6 of 6, characters 21 to 24 of 24]"},
-		{"what there is room for", `"start_line":2,"end_line":3`, 6, "two\r\nt",
+		{"as many characters as fit", `"start_line":2,"end_line":3`, 6, "two\r\nt",
 			"[characters 4 to 10 of 24; go on with start_char=10 and end_char=15]"},
-		{"what there is room for, to the end", `"start_line":2`, 6, "two\r\nt",
+		{"as many characters as fit, without an end", `"start_line":2`, 6, "two\r\nt",
 			"[characters 4 to 10 of 24; go on with start_char=10]"},
-		{"a pattern in some", `"pattern":"o","start_line":1,"end_line":2,"context_lines":0`, 0, "1: one\n2: two\r",
+		{"a pattern in a range of lines",
+			`"pattern":"o","start_line":1,"end_line":2,"context_lines":0`, 0, "1: one\n2: two\r",
 			"[matches: 2; the original has 24 characters]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -40,7 +41,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// Lines are those that the pruner counts, as its markers name them.
+// Lines are counted as in the pruner, whose markers contain line numbers.
 func TestLinesAreThoseOfThePruner(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 8))
 	pieces := []string{"a", "é", "\n", "\r", "\r\n", "\u2028", "\f"}
@@ -83,15 +84,16 @@ func TestGoal(t *testing.T) {
 		want                      []string // in the text and the note
 	}{
 		{"lines", log, ``, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 1-", "left out]",
-			"by start_line and end_line]"}},
+			"use start_line and end_line]"}},
 		{"fewer characters", log, `,"max_chars":300`, 600, []string{found, "[lines 1-"}},
 		{"fewer lines", log, `,"ratio":0.99`, 6000, []string{found, "[lines 1-"}},
-		{"of lines", log, `,"start_line":100,"end_line":200`, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 100-",
-			"-200 left out]"}},
-		{"of characters", log, fmt.Sprintf(`,"start_char":%d`, len(strings.Join(all[:99], "\n"))+1), 600,
+		{"in a range of lines",
+			log, `,"start_line":100,"end_line":200`, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 100-",
+				"-200 left out]"}},
+		{"in a range of characters", log, fmt.Sprintf(`,"start_char":%d`, len(strings.Join(all[:99], "\n"))+1), 600,
 			[]string{"120│ 2026-01-01 ERROR " + found, "[lines 100-", "-300 left out]"}},
-		{"without a limit it is all", log, ``, 0, []string{"request 1 served", "request 300 served"}},
-		{"items", records, ``, 600, []string{`{"note":"` + found + `"}`, "items left out", "by query]"}},
+		{"everything, if there is no limit", log, ``, 0, []string{"request 1 served", "request 300 served"}},
+		{"items", records, ``, 600, []string{`{"note":"` + found + `"}`, "items left out", "use query]"}},
 		{"a line cannot be cut", strings.Repeat("a", 1000), ``, 100, []string{missing, "go on with start_char=100"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

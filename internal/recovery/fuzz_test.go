@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Arguments are what encoding/json and math/big read, or there is something to say about
-// them, and not at any length.
+// parseArguments reads the same values as encoding/json and math/big, or returns an error of
+// limited length.
 func FuzzArguments(f *testing.F) {
 	for _, arguments := range []string{
 		`{"id":"obs_1"}`, `{"id":" proxy://observation/obs_1 ","start_char":1e2,"end_char":200.0}`,
@@ -25,7 +25,7 @@ func FuzzArguments(f *testing.F) {
 		f.Add([]byte(arguments))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		a, err := parse(data)
+		a, err := parseArguments(data)
 		if err != nil {
 			if text := err.Error(); text == "" || len(text) > 1000 {
 				t.Fatalf("%q: %q", data, text)
@@ -39,7 +39,7 @@ func FuzzArguments(f *testing.F) {
 		var id, pattern string
 		_ = json.Unmarshal(given["pattern"], &pattern)
 		if json.Unmarshal(given["id"], &id) != nil || a.id == "" || !strings.Contains(id, a.id) {
-			t.Fatalf("%q is for %q", data, a.id)
+			t.Fatalf("%q: id %q", data, a.id)
 		}
 		if (a.pattern != nil) != (pattern != "") || a.pattern != nil && (a.pattern.String() != pattern ||
 			utf8.RuneCountInString(pattern) > maxPattern || a.steps <= 0) {

@@ -47,7 +47,7 @@ const maxOperand = 64
 // digits takes minutes.
 const maxDigits = 1000
 
-// A jqFunction is how a function of jq is rewritten.
+// A jqFunction says how a function of jq is rewritten.
 type jqFunction int
 
 const (
@@ -113,7 +113,7 @@ func (j *jq) compile(text string) (*gojq.Code, error) {
 	query, err := gojq.Parse(text)
 	if err != nil {
 		if bad, ok := errors.AsType[*gojq.ParseError](err); ok {
-			return nil, fmt.Errorf("%w after %s", err, shortly(lastChars(text[:min(bad.Offset, len(text))])))
+			return nil, fmt.Errorf("%w after %s", err, shortQuote(lastChars(text[:min(bad.Offset, len(text))])))
 		}
 		return nil, err
 	}
@@ -267,7 +267,7 @@ func (j *jq) rewriteCall(f *gojq.Func) (makesNew bool, err error) {
 	name := fmt.Sprintf("%s/%d", f.Name, len(f.Args))
 	kind, known := jqFunctions[name]
 	if !known {
-		j.unknown = append(j.unknown, shortly(name))
+		j.unknown = append(j.unknown, shortQuote(name))
 	}
 	for _, arg := range f.Args {
 		err = errors.Join(err, j.rewriteQuery(arg))
@@ -425,7 +425,7 @@ func fromJSON(v any, _ []any) any {
 	if !ok {
 		return fmt.Errorf("fromjson needs a string, not %s", gojq.Preview(v))
 	}
-	value, values, err := decode(text)
+	value, values, err := decodeJSON(text)
 	if err != nil || values != 1 {
 		return fmt.Errorf("fromjson needs JSON, not %s", gojq.Preview(v))
 	}
@@ -438,7 +438,7 @@ func toNumber(v any, _ []any) any {
 	case int, float64, *big.Int, json.Number:
 		return v
 	case string:
-		if value, values, err := decode(v); err == nil && values == 1 && v == strings.TrimSpace(v) {
+		if value, values, err := decodeJSON(v); err == nil && values == 1 && v == strings.TrimSpace(v) {
 			if n, ok := value.(json.Number); ok {
 				return n
 			}

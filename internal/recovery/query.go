@@ -26,8 +26,8 @@ const (
 // queryTime is the timeout of a query. It is a variable for tests.
 var queryTime = 2 * time.Second
 
-// A querying is a query and its results so far.
-type querying struct {
+// A queryRun collects the results of a query.
+type queryRun struct {
 	limit int // limit of the result in characters
 
 	out   strings.Builder
@@ -49,12 +49,12 @@ func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) 
 		return failure("Too many queries at once: try again, or use goal, pattern or a range.")
 	}
 	defer done()
-	value, values, err := decode(string(text))
+	value, values, err := decodeJSON(string(text))
 	if err != nil {
 		return failure(fmt.Sprintf("The original cannot be queried, as it is not JSON (%v): "+
 			"use goal, pattern or a range.", err))
 	}
-	q := &querying{limit: r.MaxChars}
+	q := &queryRun{limit: r.MaxChars}
 	if err := q.run(ctx, a.query, value); err != nil {
 		return failure(r.clip(fmt.Sprintf("query: %s. The original is %s", err, shape(value, values))))
 	}
@@ -74,8 +74,8 @@ func (r Reader) clip(text string) string {
 	return text[:advance(text, r.MaxChars)]
 }
 
-// decode returns the value of a text, or the list of values if there are several.
-func decode(text string) (value any, values int, err error) {
+// decodeJSON returns the value of a text, or the list of values if there are several.
+func decodeJSON(text string) (value any, values int, err error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
 	var all []any
@@ -98,7 +98,7 @@ func decode(text string) (value any, values int, err error) {
 }
 
 // run runs a query on a value.
-func (q *querying) run(ctx context.Context, text string, value any) error {
+func (q *queryRun) run(ctx context.Context, text string, value any) error {
 	ctx, cancel := context.WithTimeout(ctx, queryTime)
 	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
@@ -131,7 +131,7 @@ func (q *querying) run(ctx context.Context, text string, value any) error {
 }
 
 // add adds a result, if it and all before it fit.
-func (q *querying) add(v any) error {
+func (q *queryRun) add(v any) error {
 	q.total++
 	if q.shown < q.total-1 || q.cut > 0 {
 		return nil
@@ -163,7 +163,7 @@ func (q *querying) add(v any) error {
 }
 
 // note says which results are shown, and how to see others.
-func (q *querying) note() string {
+func (q *queryRun) note() string {
 	all := fmt.Sprint(q.total)
 	if q.total == maxResults {
 		all += " or more"
@@ -198,7 +198,7 @@ func shape(value any, values int) string {
 		keys := slices.Sorted(maps.Keys(v))
 		listed := make([]string, 0, most)
 		for _, key := range keys[:min(len(keys), most)] {
-			listed = append(listed, shortly(key))
+			listed = append(listed, shortQuote(key))
 		}
 		if len(keys) > most {
 			listed = append(listed, "…")

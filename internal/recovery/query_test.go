@@ -25,26 +25,26 @@ func TestQuery(t *testing.T) {
 		{"a value", shop, `.next`, 0, "null", "[results: 1]"},
 		{"results in lines", shop, `.items[] | select(.state=="open") | {id,price}`, 0, `{"id":1,"price":1.50}` + "\n" +
 			`{"id":3,"price":0.5}`, "[results: 2]"},
-		{"numbers as they are", shop, `.items[0].big`, 0, `12345678901234567890123`, "[results: 1]"},
+		{"numbers stay unchanged", shop, `.items[0].big`, 0, `12345678901234567890123`, "[results: 1]"},
 		{"numbers beyond 64 bits", shop, `.items[0].big + 1`, 0, `12345678901234567890124`, "[results: 1]"},
 		{"strings are JSON", shop, `.["é"], "a\n"`, 0, "\"漢字\"\n\"a\\n\"", "[results: 2]"},
 		{"JSON in a string", shop, `.body | fromjson | .n`, 0, "7", "[results: 1]"},
 		{"regular expressions", shop, `[.items[].state | test("^O"; "i")]`, 0, "[true,false,true]", "[results: 1]"},
-		{"the whole", `[1, {"b":2,"a":1}]`, `.`, 0, `[1,{"a":1,"b":2}]`, "[results: 1]"},
+		{"the whole value", `[1, {"b":2,"a":1}]`, `.`, 0, `[1,{"a":1,"b":2}]`, "[results: 1]"},
 		{"JSON lines", `{"n":1}` + "\n" + `{"n":2}` + "\n", `map(.n) | add`, 0, "3", "[results: 1]"},
-		{"nothing", shop, `.items[] | select(.id > 9)`, 0,
+		{"no results", shop, `.items[] | select(.id > 9)`, 0,
 			`[no results; the original is an object with the keys "body", "items", "next", "é"]`, ""},
-		{"nothing, of a list", `[{"a":1},{}]`, `empty`, 0,
+		{"no results from a list", `[{"a":1},{}]`, `empty`, 0,
 			`[no results; the original is an array of 2 items, the first an object with the keys "a"]`, ""},
-		{"what there is room for", `[10,20,30,40]`, `.[]`, 7, "10\n20",
+		{"as many results as fit", `[10,20,30,40]`, `.[]`, 7, "10\n20",
 			"[results: the first 2 of 4; for those that follow, ask for [...][2:][] with this query in place of ...]"},
-		{"room to the character", `[10,20,30]`, `.[]`, 8, "10\n20\n30", "[results: 3]"},
-		{"no smaller one in place of a large one", `[10,2000000,30]`, `.[]`, 5, "10",
+		{"results that fit exactly", `[10,20,30]`, `.[]`, 8, "10\n20\n30", "[results: 3]"},
+		{"no smaller result in place of a larger one", `[10,2000000,30]`, `.[]`, 5, "10",
 			"[results: the first 1 of 3; for those that follow, ask for [...][1:][] with this query in place of ...]"},
 		{"the rest", `[10,20,30,40]`, `[.[]][2:][]`, 7, "30\n40", "[results: 2]"},
-		{"the beginning of what is too long", `["漢字漢字漢字",1]`, `.[]`, 4, `"漢字漢`,
+		{"the beginning of a result that is too long", `["漢字漢字漢字",1]`, `.[]`, 4, `"漢字漢`,
 			"[the beginning of result 1 of 2, which has 8 characters; ask for less, such as its keys, its length or a part]"},
-		{"more than are counted", `1`, `range(1e12)`, 3, "0\n1",
+		{"more results than are counted", `1`, `range(1e12)`, 3, "0\n1",
 			"[results: the first 2 of 10000 or more; for those that follow, ask for [...][2:][] with this query in place of " +
 				"...]"},
 	} {
@@ -62,14 +62,14 @@ func TestQuery(t *testing.T) {
 
 func TestQueryRefuses(t *testing.T) {
 	defer func(d time.Duration) { queryTime = d }(queryTime)
-	queryTime = time.Minute // so that nothing but size is the reason
+	queryTime = time.Minute // so that size is the only reason
 	const shared = "reduce range(60) as $_ (1; [., .])"
 	tooMuch := "query: " + errAllowance.Error()
 	for _, test := range []struct{ name, text, query, want string }{
 		{"not JSON", "hello", `.`, "The original cannot be queried, as it is not JSON (invalid character 'h' looking for " +
 			"beginning of value): use goal,"},
 		{"almost JSON", `{"a":1} x`, `.`, "The original cannot be queried"},
-		{"a number of any length", strings.Repeat("9", 1001), `.`,
+		{"a long number", strings.Repeat("9", 1001), `.`,
 			"The original cannot be queried, as it is not JSON (a number has more than 1000 digits)"},
 		{"too large", strings.Repeat(" ", 4<<20) + "1", `.`,
 			"The original is too large for query: it has 4194305 bytes, more than 4194304."},
@@ -88,32 +88,34 @@ func TestQueryRefuses(t *testing.T) {
 		{"internals", "1", `_match("a";"";true)`, `query: functions not available here: "_match/3"`},
 		{"internal functions", "1", `_internal_count_all`, `query: functions not available here: "_internal_count_all/0"`},
 		{"modules", "1", `import "a" as a; .`, `query: modules are not available here.`},
-		{"functions", "1", `def f: f; f`, `query: def is not available here`},
-		{"functions within", "1", `map(def f: f; f)`, `query: def is not available here`},
-		{"changes", "1", `.a |= 1`, `query: |= is not available here: a query only reads`},
-		{"changes in an argument", "[]", `map(.[1e8] = 1)`, `query: = is not available here`},
-		{"changes in a string", "[]", `"\(.a += 1)"`, `query: += is not available here`},
-		{"changes in a pattern", "[]", `. as {(.a //= 1): $x} | 1`, `query: //= is not available here`},
+		{"a function definition", "1", `def f: f; f`, `query: def is not available here`},
+		{"a nested function definition", "1", `map(def f: f; f)`, `query: def is not available here`},
+		{"an assignment", "1", `.a |= 1`, `query: |= is not available here: a query only reads`},
+		{"an assignment in an argument", "[]", `map(.[1e8] = 1)`, `query: = is not available here`},
+		{"an assignment in a string", "[]", `"\(.a += 1)"`, `query: += is not available here`},
+		{"an assignment in a pattern", "[]", `. as {(.a //= 1): $x} | 1`, `query: //= is not available here`},
 		{"a long string", "1", `"a" * 1e9`, `query: strings cannot be multiplied here.`},
 		{"a long string the other way round", "1", `1e9 * "a"`, `query: strings cannot be multiplied here.`},
-		{"a tree that is shared", "1", shared, tooMuch},
-		{"a tree that is shared, caught", "1", "try " + shared + " catch 1", tooMuch},
-		{"a tree that is shared, by pipes", "1", strings.Repeat("[., .] | ", 60) + "sort", tooMuch},
-		{"a tree of objects that is shared", "1", strings.Repeat("{a: ., b: .} | ", 60) + "tojson", tooMuch},
+		{"a tree of shared parts", "1", shared, tooMuch},
+		{"a tree of shared parts, in a try", "1", "try " + shared + " catch 1", tooMuch},
+		{"a tree of shared parts, by pipes", "1", strings.Repeat("[., .] | ", 60) + "sort", tooMuch},
+		{"a tree of shared objects", "1", strings.Repeat("{a: ., b: .} | ", 60) + "tojson", tooMuch},
 		{"a string that doubles", "1", `reduce range(60) as $_ ("aaaaaaaa"; . + .) | length`, tooMuch},
 		{"a string of strings", `"` + strings.Repeat("a", 1<<20) + `"`, `"` + strings.Repeat(`\(.)`, 200) + `" | length`,
 			tooMuch},
-		{"keys of any length", `"` + strings.Repeat("a", 1<<20) + `"`, `[range(1e6) as $i | {(.): $i}]`, tooMuch},
-		{"paths of any length", strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `[paths] | length`, tooMuch},
-		{"HTML of HTML", `"` + strings.Repeat("&", 1<<20) + `"`, strings.Repeat("@html | ", 60) + "length", tooMuch},
+		{"many long keys", `"` + strings.Repeat("a", 1<<20) + `"`, `[range(1e6) as $i | {(.): $i}]`, tooMuch},
+		{"many long paths", strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `[paths] | length`, tooMuch},
+		{"repeated HTML escapes", `"` + strings.Repeat("&", 1<<20) + `"`, strings.Repeat("@html | ", 60) + "length", tooMuch},
 		{"a large number", "1", `reduce range(60) as $_ (99999999999; . * .)`, "query: a number has more than 1000 digits."},
 		{"a large number in a string", `"` + strings.Repeat("9", 4000) + `"`, `tonumber + 1`, "query: tonumber cannot read"},
 		{"a large number in JSON in a string", `"[` + strings.Repeat("9", 4000) + `]"`, `fromjson`,
 			"query: fromjson needs JSON"},
-		{"all with all", "[" + strings.Repeat("1,", 999) + "1]", `. - .`, "query: an operand is too large"},
-		{"all in all", "[" + strings.Repeat("1,", 999) + "1]", `contains(.)`, "query: an operand is too large"},
-		{"much between", "[" + strings.Repeat("1,", 999) + "1]", `tojson as $s | join($s)`, "query: an operand is too large"},
-		{"much to delete", "[" + strings.Repeat("1,", 999) + "1]", `del(.[])`, "query: an operand is too large"},
+		{"a difference of long arrays", "[" + strings.Repeat("1,", 999) + "1]", `. - .`, "query: an operand is too large"},
+		{"containment of long arrays",
+			"[" + strings.Repeat("1,", 999) + "1]", `contains(.)`, "query: an operand is too large"},
+		{"a long separator",
+			"[" + strings.Repeat("1,", 999) + "1]", `tojson as $s | join($s)`, "query: an operand is too large"},
+		{"many paths to delete", "[" + strings.Repeat("1,", 999) + "1]", `del(.[])`, "query: an operand is too large"},
 		{"a complex pattern", `"` + strings.Repeat("a", 1<<20) + `"`, `test("(a|b|c|d|aa){1,200}z")`,
 			"query: the regular expressions take too long"},
 		{"a bad pattern", `"a"`, `test("(")`, "query: pattern is not a regular expression in RE2 syntax: missing closing )"},
@@ -131,7 +133,7 @@ func TestQueryRefuses(t *testing.T) {
 	}
 }
 
-func TestQueryTakesNoLonger(t *testing.T) {
+func TestQueryTimesOut(t *testing.T) {
 	usual := queryTime
 	defer func() { queryTime = usual }()
 	queryTime = 10 * time.Millisecond
@@ -151,8 +153,8 @@ func TestQueryTakesNoLonger(t *testing.T) {
 	}
 }
 
-// A query that is rewritten gives what it gives as it is, in answers of every length.
-func TestQueriesMeanTheSame(t *testing.T) {
+// A rewritten query gives the same results as the original query, and respects every limit.
+func TestRewrittenQueriesGiveTheSameResults(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	queries := []string{
 		`.`, `..`, `.items`, `.items[]`, `.items[0]`, `.items[-1]`, `.items[1:]`, `.items[:-1]`, `.items[0,1]`,
@@ -189,7 +191,7 @@ func TestQueriesMeanTheSame(t *testing.T) {
 		if err != nil {
 			t.Fatal(query, err)
 		}
-		value, _, err := decode(shop)
+		value, _, err := decodeJSON(shop)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,8 +18,8 @@ import (
 
 // A Reader handles calls of the tool and reads of the resource for one client.
 type Reader struct {
-	// Get returns the original with a handle: the body of a JSON string, without its quotes. It fails
-	// if the store is unavailable.
+	// Get returns the original with a handle: the body of a JSON string, without its quotes. It
+	// fails if the store is unavailable.
 	Get func(ctx context.Context, handle string) (original []byte, ok bool, err error)
 
 	// Client identifies the client. Expensive calls are queued by client.
@@ -43,7 +43,7 @@ func (r Reader) Text(ctx context.Context, handle string) (text string, ok bool, 
 // The first content of the result is the requested text and nothing else. The second tells the
 // model which part it is and how to continue; _meta has the same for programs.
 func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
-	a, err := parse(arguments)
+	a, err := parseArguments(arguments)
 	if err != nil {
 		return failure(err.Error())
 	}
@@ -58,7 +58,7 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	if !ok {
 		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, "+
 			"and only for the client that got the marker. Check that the id is as in the marker, "+
-			"or run the tool that gave the result again.", shortly(a.id)))
+			"or run the tool that gave the result again.", shortQuote(a.id)))
 	}
 	if a.maxChars > 0 && (r.MaxChars <= 0 || a.maxChars < r.MaxChars) {
 		r.MaxChars = a.maxChars
@@ -87,17 +87,17 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	return r.part(a, body, total, "")
 }
 
-// part returns a part of the original. The note begins with said.
-func (r Reader) part(a arguments, body []byte, total int, said string) []byte {
+// part returns a part of the original. Its note begins with intro.
+func (r Reader) part(a arguments, body []byte, total int, intro string) []byte {
 	end := a.end
 	if r.MaxChars > 0 {
 		end = min(end, a.start+r.MaxChars)
 	}
 	m := meta{Total: total, Start: &a.start, End: &end}
 	if a.lines > 0 && end == a.end {
-		said += fmt.Sprintf("lines %d to %d of %d, ", a.firstLine, a.endLine, a.lines)
+		intro += fmt.Sprintf("lines %d to %d of %d, ", a.firstLine, a.endLine, a.lines)
 	}
-	note := fmt.Sprintf("[%scharacters %d to %d of %d", said, a.start, end, total)
+	note := fmt.Sprintf("[%scharacters %d to %d of %d", intro, a.start, end, total)
 	if end < a.end {
 		m.Next = &end
 		note += fmt.Sprintf("; go on with start_char=%d", end)
@@ -118,7 +118,7 @@ func (r Reader) find(a arguments, body []byte, total int) []byte {
 	s := newSearch(a, string(jsonspan.AppendText(nil, body)), r.MaxChars)
 	from, to := s.byteAt(a.start), s.byteAt(a.end)
 	if (to-from)*a.steps > maxWork {
-		return failure("pattern is too complex for so long a text: give a simpler one, or a smaller part by a range")
+		return failure("pattern is too complex for a text of this length: use a simpler one, or add a range")
 	}
 	next := s.run(from, to)
 	m := meta{Total: total, Matches: &s.matchCount}
@@ -162,11 +162,12 @@ func success(m meta, texts ...string) []byte {
 	}{contents, m})
 }
 
-// unavailable returns the error for an original that may be in the shared store, which is unavailable.
+// unavailable returns the error for an original that may be in the shared store, which is
+// unavailable.
 func unavailable(id string) []byte {
 	reason := fmt.Sprintf("Nothing is kept here under the id %s, "+
 		"and the store that gateways share is unavailable. Try again later, or run the tool that gave the result again.",
-		shortly(id))
+		shortQuote(id))
 	return jsonrpc.Encode(struct {
 		Content []content         `json:"content"`
 		IsError bool              `json:"isError"`

@@ -29,7 +29,7 @@ func keeping(body string, maxChars int) Reader {
 	}}
 }
 
-// quoted returns the body of the JSON string that text is.
+// quoted returns text as the body of a JSON string.
 func quoted(text string) string {
 	b, err := json.Marshal(text)
 	if err != nil {
@@ -77,23 +77,23 @@ func TestPart(t *testing.T) {
 	}{
 		{"the whole", `{"id":"` + id + `"}`, 0, text, 0},
 		{"the whole, within the limit", `{"id":"` + id + `"}`, 24, text, 0},
-		{"what the limit allows", `{"id":"` + id + `"}`, 10, "héllo 漢字 😀", 10},
+		{"as much as the limit allows", `{"id":"` + id + `"}`, 10, "héllo 漢字 😀", 10},
 		{"the first character", `{"id":"` + id + `","end_char":1}`, 0, "h", 0},
 		{"a wide character", `{"id":"` + id + `","start_char":9,"end_char":10}`, 0, "😀", 0},
 		{"from a character on", `{"id":"` + id + `","start_char":19}`, 0, "\u2028 end", 0},
 		{"from a character on, as the limit allows", `{"id":"` + id + `","start_char":6}`, 3, "漢字 ", 9},
 		{"up to the limit exactly", `{"id":"` + id + `","start_char":6,"end_char":9}`, 3, "漢字 ", 0},
-		{"an end behind the end", `{"id":"` + id + `","start_char":21,"end_char":1000}`, 0, "end", 0},
-		{"numbers that are whole in other words", `{"id":"` + id + `","start_char":0.0,"end_char":1e0}`, 0, "h", 0},
-		{"what is null or empty was not given", `{"id":"` + id +
+		{"an end after the last character", `{"id":"` + id + `","start_char":21,"end_char":1000}`, 0, "end", 0},
+		{"whole numbers in other notations", `{"id":"` + id + `","start_char":0.0,"end_char":1e0}`, 0, "h", 0},
+		{"null and empty arguments count as not given", `{"id":"` + id +
 			`","start_char":null,"end_char":null,"pattern":"","context_lines":null,"goal":" ","query":"","ratio":null,` +
 			`"start_line":null}`, 0, text, 0},
 		{"fewer characters than the limit", `{"id":"` + id + `","max_chars":5}`, 10, "héllo", 5},
 		{"no more characters than the limit", `{"id":"` + id + `","max_chars":50}`, 5, "héllo", 5},
 		{"characters without a limit", `{"id":"` + id + `","max_chars":5}`, 0, "héllo", 5},
-		{"an end beyond all numbers", `{"id":"` + id + `","end_char":1e300}`, 0, text, 0},
-		{"an id as the marker has it", `{"id":" id=` + id + ` ","end_char":1}`, 0, "h", 0},
-		{"an id as the resource has it", `{"id":"proxy://observation/` + id + `","end_char":1}`, 0, "h", 0},
+		{"a huge end", `{"id":"` + id + `","end_char":1e300}`, 0, text, 0},
+		{"an id in the form of the marker", `{"id":" id=` + id + ` ","end_char":1}`, 0, "h", 0},
+		{"an id in the form of the resource", `{"id":"proxy://observation/` + id + `","end_char":1}`, 0, "h", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping(quoted(text), test.max), test.arguments)
@@ -126,27 +126,27 @@ func TestCallRefuses(t *testing.T) {
 		{"an empty id", `{"id":" "}`, "id is missing: give the one in the marker, which begins with obs_."},
 		{"an id that is a number", `{"id":7}`, `id must be a string, not "7".`},
 		{"an unknown id", `{"id":"obs_x"}`, `Nothing is kept under the id "obs_x".`},
-		{"an id of any length", `{"id":"` + strings.Repeat("x", 500) + `"}`, `Nothing is kept under the id "` +
+		{"a long unknown id", `{"id":"` + strings.Repeat("x", 500) + `"}`, `Nothing is kept under the id "` +
 			strings.Repeat("x", 80) + `…".`},
 		{"a list", `[]`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
-		{"no JSON", `{`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
+		{"invalid JSON", `{`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
 		{"a number as a string", `{"id":"` + id + `","start_char":"5"}`,
 			`start_char must be a number, not the string "5": leave out the quotes.`},
 		{"an object for a number", `{"id":"` + id + `","end_char":{}}`, `end_char must be a number, not "{}".`},
 		{"true for a number", `{"id":"` + id + `","max_matches":true}`, `max_matches must be a number, not "true".`},
 		{"half a character", `{"id":"` + id + `","end_char":0.5}`, `end_char must be a whole number, not "0.5".`},
-		{"a place before the beginning", `{"id":"` + id + `","start_char":-1}`, `start_char must be at least 0, not "-1".`},
-		{"a place far before the beginning", `{"id":"` + id + `","start_char":-1e300}`,
+		{"a start before the beginning", `{"id":"` + id + `","start_char":-1}`, `start_char must be at least 0, not "-1".`},
+		{"a start far before the beginning", `{"id":"` + id + `","start_char":-1e300}`,
 			`start_char must be at least 0, not "-1e300".`},
 		{"an end before the start", `{"id":"` + id + `","start_char":5,"end_char":4}`,
 			`end_char (4) must be greater than start_char (5).`},
 		{"an end at the start", `{"id":"` + id + `","end_char":0}`, `end_char (0) must be greater than start_char (0).`},
 		{"a start at the end", `{"id":"` + id + `","start_char":11}`,
 			`start_char (11) is at or beyond the end: the original has 11 characters.`},
-		{"a start behind the end", `{"id":"` + id + `","start_char":12,"end_char":13}`,
+		{"a start after the end", `{"id":"` + id + `","start_char":12,"end_char":13}`,
 			`start_char (12) is at or beyond the end: the original has 11 characters.`},
 		{"no matches", `{"id":"` + id + `","pattern":"x","max_matches":0}`, `max_matches must be at least 1, not "0".`},
-		{"less than no context", `{"id":"` + id + `","pattern":"x","context_lines":-1}`,
+		{"negative context", `{"id":"` + id + `","pattern":"x","context_lines":-1}`,
 			`context_lines must be at least 0, not "-1".`},
 		{"a bad pattern", `{"id":"` + id + `","pattern":"a(b"}`,
 			`pattern is not a regular expression in RE2 syntax: missing closing ): "a(b".`},
@@ -161,9 +161,9 @@ func TestCallRefuses(t *testing.T) {
 			`unknown argument "start"; expected id, goal, ratio, max_chars, query, pattern, context_lines, max_matches, ` +
 				`start_line, end_line, start_char, end_char.`},
 		{"a line before the first", `{"id":"` + id + `","start_line":0}`, `start_line must be at least 1, not "0".`},
-		{"lines the wrong way round", `{"id":"` + id + `","start_line":3,"end_line":2}`,
+		{"an end line before the start line", `{"id":"` + id + `","start_line":3,"end_line":2}`,
 			`end_line (2) must not be less than start_line (3).`},
-		{"a line behind the end", `{"id":"` + id + `","start_line":2}`,
+		{"a line after the end", `{"id":"` + id + `","start_line":2}`,
 			`start_line (2) is beyond the end: the original has 1 lines.`},
 		{"a ratio above 1", `{"id":"` + id + `","goal":"x","ratio":1.5}`, `ratio must be a number from 0 to 1, not "1.5".`},
 		{"a ratio that is a string", `{"id":"` + id + `","goal":"x","ratio":"0.5"}`,
@@ -185,7 +185,7 @@ func TestCallRefuses(t *testing.T) {
 			`query and start_char or end_char cannot be combined: leave one of them out.`},
 		{"lines and characters", `{"id":"` + id + `","start_line":1,"end_char":1}`,
 			`start_line or end_line and start_char or end_char cannot be combined: leave one of them out.`},
-		{"an argument in other letters", `{"ID":"` + id + `"}`,
+		{"an argument in another case", `{"ID":"` + id + `"}`,
 			"id is missing: give the one in the marker, which begins with obs_."},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// What may be kept elsewhere, where it cannot be had now, is not said to be unknown.
+// If the shared store is unavailable, an original is reported as unavailable, not as unknown.
 func TestUnavailable(t *testing.T) {
 	r := Reader{Get: func(context.Context, string) ([]byte, bool, error) { return nil, false, errors.New("unavailable") }}
 	got := string(r.Call(t.Context(), []byte(`{"id":"`+id+`"}`)))
@@ -222,8 +222,8 @@ func TestUnavailable(t *testing.T) {
 	}
 }
 
-// O23: what the mask takes out comes back, and is not taken out again.
-func TestWhatIsMaskedIsRecovered(t *testing.T) {
+// O23: masked text can be recovered, and results with recovered text are not masked again.
+func TestMaskedTextIsRecovered(t *testing.T) {
 	text := strings.Repeat("é\"漢😀\\\n<b>\u2028 ", 2000)
 	kept := map[string][]byte{}
 	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, HoldLimit: 1 << 20,
@@ -249,7 +249,7 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 		return body, ok, nil
 	}}
 	if got, ok, _ := r.Text(t.Context(), string(found[2])); !ok || got != text {
-		t.Error("the resource is another text")
+		t.Error("the resource differs from the original")
 	}
 	got := follow(t, r, string(found[2]), func(result []byte) {
 		if again := apply(result); !bytes.Contains(again, result) {
@@ -257,7 +257,7 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 		}
 	})
 	if got != text {
-		t.Error("the parts are another text")
+		t.Error("the parts differ from the original")
 	}
 	if fmt.Sprint(utf8.RuneCountInString(text)) != string(found[1]) {
 		t.Errorf("%s characters", found[1])
@@ -269,7 +269,7 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	}
 }
 
-// follow reads an original part by part, as the answers say.
+// follow reads an original in parts, each from the returned start_char.
 func follow(t *testing.T, r Reader, id string, each func(result []byte)) string {
 	t.Helper()
 	var all strings.Builder
@@ -291,7 +291,7 @@ func follow(t *testing.T, r Reader, id string, each func(result []byte)) string 
 	}
 }
 
-// pieces are what bodies of JSON strings are made of.
+// pieces are parts of the bodies of JSON strings.
 var pieces = []string{"a", "hello ", "é", "漢字", "😀", `\n`, `\r\n`, `\"`, `\\`, `\/`, `\t`, `\u0000`, `\u00e9`,
 	`\u2028`, "\u2028", `\ud83d\ude00`, `\ud83d`, `\ude00`, `\ud83d\ud83d\ude00`, "\xff", "\xe6\xbc", "\u0301", "<&>"}
 
@@ -303,7 +303,7 @@ func body(random *rand.Rand, n int) string {
 	return b.String()
 }
 
-// O23: recovery is exact, whatever the text and the limit.
+// O23: recovery is exact for every text and limit.
 func TestPartsAddUp(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 150 {
@@ -360,7 +360,7 @@ func TestDescriptors(t *testing.T) {
 			t.Errorf("%s: %+v", name, p)
 		}
 	}
-	// Every client pays for it in each conversation.
+	// The descriptor costs tokens in every conversation.
 	if n := utf8.RuneCount(Tool); n > 2540 {
 		t.Errorf("the descriptor has %d characters", n)
 	}

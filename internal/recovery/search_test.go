@@ -25,7 +25,7 @@ func TestPattern(t *testing.T) {
 		max                   int
 		want, note            string
 	}{
-		{"a line and those around it", numbered(9), `"pattern":"5"`, 0,
+		{"a line with context", numbered(9), `"pattern":"5"`, 0,
 			"3- line 3\n4- line 4\n5: line 5\n6- line 6\n7- line 7", "[matches: 1; the original has 63 characters]"},
 		{"at the beginning", numbered(9), `"pattern":"line 1"`, 0, "1: line 1\n2- line 2\n3- line 3",
 			"[matches: 1; the original has 63 characters]"},
@@ -45,12 +45,13 @@ func TestPattern(t *testing.T) {
 		{"contexts apart", numbered(9), `"pattern":"[27]","context_lines":1`, 0,
 			"1- line 1\n2: line 2\n3- line 3\n--\n6- line 6\n7: line 7\n8- line 8",
 			"[matches: 2; the original has 63 characters]"},
-		{"a line once, however often it matches", "aaa\nb", `"pattern":"a","context_lines":0`, 0, "1: aaa",
+		{"a line that matches several times is shown once", "aaa\nb", `"pattern":"a","context_lines":0`, 0, "1: aaa",
 			"[matches: 1; the original has 5 characters]"},
-		{"no line", numbered(9), `"pattern":"zzz","end_char":40`, 0, "[no line matches in characters 0 to 40 of 63]", ""},
-		{"as many as asked for", numbered(9), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
+		{"no matching line",
+			numbered(9), `"pattern":"zzz","end_char":40`, 0, "[no line matches in characters 0 to 40 of 63]", ""},
+		{"more matches than requested", numbered(9), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
 			"1: line 1\n2: line 2", "[matches: 2; go on with start_char=14; the original has 63 characters]"},
-		{"as many as there are", numbered(2), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
+		{"as many matches as requested", numbered(2), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
 			"1: line 1\n2: line 2", "[matches: 2; the original has 14 characters]"},
 		{"20 by default", numbered(30), `"pattern":"line","context_lines":0`, 0,
 			strings.TrimSuffix(regexp.MustCompile(`line (\d+)`).ReplaceAllString(numbered(20), "$1: $0"), "\n"),
@@ -72,21 +73,22 @@ func TestPattern(t *testing.T) {
 			"[matches: 1; the original has 6 characters]"},
 		{"other line separators do not end a line", "a\u2028b\rc\vd\u0085e\nf", `"pattern":"b","context_lines":0`, 0,
 			"1: a\u2028b\rc\vd\u0085e", "[matches: 1; the original has 11 characters]"},
-		{"lines within lines are counted", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"e"`, 0, "1- a\rb\rc\n4- d\r\n5: e\rf\n7- g",
+		{"carriage returns count as line ends",
+			"a\rb\rc\nd\r\ne\rf\ng", `"pattern":"e"`, 0, "1- a\rb\rc\n4- d\r\n5: e\rf\n7- g",
 			"[matches: 1; the original has 14 characters]"},
-		{"lines within lines are counted from a character on", "a\rb\rc\nd\r\ne\rf\ng",
+		{"carriage returns after a start", "a\rb\rc\nd\r\ne\rf\ng",
 			`"pattern":"e","start_char":11,"context_lines":0`, 0, "[no line matches in characters 11 to 14 of 14]", ""},
-		{"lines within lines before a character", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"f","start_char":11,"context_lines":0`,
+		{"carriage returns before a start", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"f","start_char":11,"context_lines":0`,
 			0, "5: e\rf", "[matches: 1; the original has 14 characters]"},
 		{"a carriage return stays", "a\r\nb\r\n", `"pattern":"b"`, 0, "1- a\r\n2: b\r",
 			"[matches: 1; the original has 6 characters]"},
 		{"case-insensitive", "Ab\nÉT", `"pattern":"(?i)ét","context_lines":0`, 0, "2: ÉT",
 			"[matches: 1; the original has 5 characters]"},
-		{"as far as there is room", numbered(9), `"pattern":"line","context_lines":0`, 25, "1: line 1\n2: line 2",
+		{"as many lines as fit", numbered(9), `"pattern":"line","context_lines":0`, 25, "1: line 1\n2: line 2",
 			"[matches: 2; go on with start_char=14; the original has 63 characters]"},
-		{"the context behind, as far as there is room", numbered(9), `"pattern":"[19]"`, 25, "1: line 1\n2- line 2",
+		{"as much context after a match as fits", numbered(9), `"pattern":"[19]"`, 25, "1: line 1\n2- line 2",
 			"[matches: 1; go on with start_char=56; the original has 63 characters]"},
-		{"the context before, as far as there is room", numbered(9), `"pattern":"9","context_lines":5`, 25,
+		{"as much context before a match as fits", numbered(9), `"pattern":"9","context_lines":5`, 25,
 			"8- line 8\n9: line 9", "[matches: 1; the original has 63 characters]"},
 		{"a line as long as the response", "abcdefg", `"pattern":"d"`, 10, "1: abcdefg",
 			"[matches: 1; the original has 7 characters]"},
@@ -121,7 +123,7 @@ func TestPattern(t *testing.T) {
 }
 
 // Repeated searches from the returned start_char show all matching lines, under every limit.
-func TestPatternsGoOn(t *testing.T) {
+func TestPatternsContinue(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	words := []string{"a", "b", "é", "漢", " ", "\n", "\n", "\r\n", "\u2028", "needle"}
 	number := regexp.MustCompile(`(?m)^(\d+): `)

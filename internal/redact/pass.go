@@ -53,7 +53,7 @@ func (p *pass) value(data []byte, offset int, messages bool) int {
 	s.Feed(data[offset:])
 	s.Finish()
 	var (
-		in      place
+		pos     position
 		hide    bool // the next or open value is a field
 		keep    bool // the next value must stay unchanged
 		from    int  // offset of the value of a field
@@ -70,18 +70,18 @@ func (p *pass) value(data []byte, offset int, messages bool) int {
 		first, last := s.Span()
 		start, end := offset+int(first), offset+int(last)
 		if isFirst {
-			in = begin(k, messages)
+			pos = newPosition(k, messages)
 			isFirst = false
 		}
 		switch k {
 		case jsonspan.Key:
 			name := p.read(data[start+1 : end-1])
 			var mayHide bool
-			if mayHide, keep = in.enter(name, s.Depth()); mayHide {
+			if mayHide, keep = pos.enter(name, s.Depth()); mayHide {
 				_, hide = p.fields[string(name)]
 				from = end
 			}
-			if !in.isEnvelope(s.Depth()) {
+			if !pos.isEnvelope(s.Depth()) {
 				p.redactKey(data[start+1:end-1], start+1)
 			}
 			continue
@@ -135,15 +135,15 @@ func isPlain(body []byte) bool { return bytes.IndexByte(body, '\\') < 0 }
 
 // redactString redacts a string, of which the body begins at an offset.
 func (p *pass) redactString(body []byte, offset int) {
-	same, text := isPlain(body), body
-	if !same {
+	plain, text := isPlain(body), body
+	if !plain {
 		if p.isHarmless(body) {
 			return
 		}
 		text = p.unescaped(body)
 	}
 	p.found = p.appendMatches(p.found[:0], text)
-	if p.inner != nil && p.mayHold(text) {
+	if p.inner != nil && p.mayContainJSON(text) {
 		p.inner.edits = p.inner.edits[:0]
 		p.inner.values(text, false)
 		p.found = append(p.found, p.inner.edits...)
@@ -155,7 +155,7 @@ func (p *pass) redactString(body []byte, offset int) {
 	// an index of the text to an index of the string.
 	read, done := 0, 0
 	position := func(i int) int {
-		if same {
+		if plain {
 			return offset + i
 		}
 		read += jsonspan.Advance(body[read:], utf8.RuneCount(text[done:i]))
@@ -168,8 +168,8 @@ func (p *pass) redactString(body []byte, offset int) {
 	}
 }
 
-// redactKey redacts a key. It numbers redacted keys from the second on, so that the keys of an object
-// stay distinct.
+// redactKey redacts a key. It numbers redacted keys from the second on, so that the keys of an
+// object stay distinct.
 func (p *pass) redactKey(body []byte, offset int) {
 	before := len(p.edits)
 	p.redactString(body, offset)
@@ -196,15 +196,15 @@ func (p *pass) isHarmless(body []byte) bool {
 		}
 	}
 	for i := range p.patterns {
-		if p.patterns[i].isIn(body) {
+		if p.patterns[i].mayMatchIn(body) {
 			return false
 		}
 	}
 	return true
 }
 
-// mayHold reports whether a text may contain JSON with fields or escapes.
-func (p *pass) mayHold(text []byte) bool {
+// mayContainJSON reports whether a text may contain JSON with fields or escapes.
+func (p *pass) mayContainJSON(text []byte) bool {
 	first := bytes.TrimLeft(text, " \t\r\n")
 	return len(first) > 0 && (first[0] == '{' || first[0] == '[') && (len(p.fields) > 0 || !isPlain(text))
 }
@@ -213,7 +213,7 @@ func (p *pass) mayHold(text []byte) bool {
 func (r *Redactor) appendMatches(edits []jsonspan.Edit, text []byte) []jsonspan.Edit {
 	for i := range r.patterns {
 		re := &r.patterns[i]
-		if !re.isIn(text) || !re.Match(text) { // Match is faster than FindAllIndex
+		if !re.mayMatchIn(text) || !re.Match(text) { // Match is faster than FindAllIndex
 			continue
 		}
 		for _, at := range re.FindAllIndex(text, -1) {

@@ -26,8 +26,8 @@ type Redactor struct {
 	patterns []pattern
 	fields   map[string]struct{}
 
-	// A message without any of the clues has nothing to redact. Without clues, every message must be
-	// read.
+	// A message without any of the clues has nothing to redact. Without clues, every message must
+	// be read.
 	clues   []literal
 	longest int // length of the longest clue
 }
@@ -37,8 +37,8 @@ type pattern struct {
 	prefix literal // common prefix of all matches; empty if unknown
 }
 
-// isIn reports whether a text contains the prefix, and so may contain a match.
-func (p *pattern) isIn(text []byte) bool { return p.prefix.isIn(text) }
+// mayMatchIn reports whether a text contains the prefix, and so may contain a match.
+func (p *pattern) mayMatchIn(text []byte) bool { return p.prefix.isContainedIn(text) }
 
 // A literal is ASCII text that JSON can write in only two ways: unescaped, or with \u00 escapes.
 type literal []byte
@@ -56,8 +56,8 @@ func literalOf(text string) literal {
 // escapePrefix is the beginning of the escape of any character of a literal.
 const escapePrefix = `\u00`
 
-// isIn reports whether a text contains l unescaped. Every text contains the empty literal.
-func (l literal) isIn(text []byte) bool {
+// isContainedIn reports whether a text contains l unescaped. Every text contains the empty literal.
+func (l literal) isContainedIn(text []byte) bool {
 	if len(l) == 0 {
 		return true
 	}
@@ -91,8 +91,8 @@ func (l literal) rarestIn(text []byte) (at int) {
 }
 
 // New compiles a Redactor. It replaces matches of the patterns in all strings of a message, and the
-// values of members whose names are in fields. Patterns use the syntax of [regexp], and match within
-// one string. Names are compared exactly.
+// values of members whose names are in fields. Patterns use the syntax of [regexp], and match
+// within one string. Names are compared exactly.
 func New(patterns, fields []string) (*Redactor, error) {
 	r := &Redactor{fields: make(map[string]struct{}, len(fields))}
 	for _, expr := range patterns {
@@ -131,19 +131,20 @@ func New(patterns, fields []string) (*Redactor, error) {
 // replacements. Without replacements it returns the same slice.
 //
 // Patterns match the unescaped value of every string and key, at any depth. They do not match
-// numbers, the keys of the JSON-RPC envelope, or the values of jsonrpc, id and method. Redacted keys
-// are numbered, so that the keys of an object stay distinct. A field's value, of any type, is replaced
-// by a string. The members of the envelope, the code and message of an error, and the properties in
-// the schemas of tools and elicitations are not fields. Repeated members are all redacted.
+// numbers, the keys of the JSON-RPC envelope, or the values of jsonrpc, id and method. Redacted
+// keys are numbered, so that the keys of an object stay distinct. A field's value, of any type, is
+// replaced by a string. The members of the envelope, the code and message of an error, and the
+// properties in the schemas of tools and elicitations are not fields. Repeated members are all
+// redacted.
 //
-// A string that contains JSON (objects or arrays) is redacted both as text and as JSON. Strings inside
-// it are redacted only as text.
+// A string that contains JSON (objects or arrays) is redacted both as text and as JSON. Strings
+// inside it are redacted only as text.
 //
 // Data that is not JSON is not a message. Message redacts the part that is valid JSON, and matches
 // patterns with the bytes of the rest.
 //
-// Message fails if the encoding is not UTF-8, and if the replacements make the message more than three
-// times as long, as a pattern that matches single characters can.
+// Message fails if the encoding is not UTF-8, and if the replacements make the message more than
+// three times as long, as a pattern that matches single characters can.
 func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	edits, err := r.Edits(raw)
 	if err != nil {
@@ -169,8 +170,8 @@ func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
 		return nil, nil
 	}
-	suspicious, err := r.survey(raw)
-	if err != nil || !suspicious {
+	mayMatch, err := r.mayMatch(raw)
+	if err != nil || !mayMatch {
 		return nil, err
 	}
 	p := passes.Get().(*pass)
@@ -191,12 +192,12 @@ func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 	return slices.Clone(edits), nil
 }
 
-// survey reports whether a message may contain something to redact, so that most messages need not
-// be read as JSON. It fails if the encoding is not UTF-8. It searches a block for everything before it
-// goes on to the next, while the block is in the processor's cache.
-func (r *Redactor) survey(raw []byte) (suspicious bool, err error) {
+// mayMatch reports whether a message may contain something to redact. Most messages do not, and
+// need not be read as JSON. It fails if the encoding is not UTF-8. It searches a block for all
+// clues before it goes on to the next, while the block is in the processor's cache.
+func (r *Redactor) mayMatch(raw []byte) (found bool, err error) {
 	const blockSize = 32 << 10
-	suspicious = len(r.clues) == 0
+	found = len(r.clues) == 0
 	for at := 0; at < len(raw); {
 		end := min(at+blockSize, len(raw))
 		for end < len(raw) && !utf8.RuneStart(raw[end]) {
@@ -207,10 +208,10 @@ func (r *Redactor) survey(raw []byte) (suspicious bool, err error) {
 			return false, errEncoding
 		}
 		part := raw[at:min(end+r.longest, len(raw))] // includes a clue that ends in the next block
-		suspicious = suspicious || slices.ContainsFunc(r.clues, func(l literal) bool { return l.isIn(part) })
+		found = found || slices.ContainsFunc(r.clues, func(l literal) bool { return l.isContainedIn(part) })
 		at = end
 	}
-	return suspicious, nil
+	return found, nil
 }
 
 // maxGrowth is the number of bytes that a message may grow beyond three times its length.
@@ -221,8 +222,8 @@ var (
 	errGrowth   = errors.New("redact: the message would become too long")
 )
 
-// Line redacts a line of an event stream other than data, by the patterns only. It returns the number
-// of replacements.
+// Line redacts a line of an event stream other than data, by the patterns only. It returns the
+// number of replacements.
 func (r *Redactor) Line(line []byte) ([]byte, int) {
 	if r == nil {
 		return line, 0
@@ -243,8 +244,8 @@ var (
 	quotedInText = []byte(`\"` + mark + `\"`)
 )
 
-// maxKept limits the buffers that are reused between messages, in bytes.
-const maxKept = 4 << 20
+// maxPooled limits the buffers that are reused between messages, in bytes.
+const maxPooled = 4 << 20
 
 func (p *pass) begin(r *Redactor) {
 	p.Redactor, p.edits, p.keys = r, p.edits[:0], 0
@@ -254,7 +255,7 @@ func (p *pass) begin(r *Redactor) {
 }
 
 func (p *pass) release() {
-	if cap(p.text)+cap(p.inner.text) <= maxKept {
+	if cap(p.text)+cap(p.inner.text) <= maxPooled {
 		p.Redactor, p.inner.Redactor = nil, nil
 		passes.Put(p)
 	}

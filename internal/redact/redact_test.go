@@ -45,27 +45,28 @@ func TestA56PatternsAreReplaced(t *testing.T) {
 			`"params":{"messages":[{"role":"user","content":{"type":"text","text":"sk-a?"}}],"systemPrompt":"sk-b"}}`,
 			`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user",` +
 				`"content":{"type":"text","text":"[redacted]?"}}],"systemPrompt":"[redacted]"}}`, 2},
-		{"in members that no message has", `{"id":1,"extra":"sk-a","Result":{"x":"sk-b"}}`,
+		{"in unknown members", `{"id":1,"extra":"sk-a","Result":{"x":"sk-b"}}`,
 			`{"id":1,"extra":"[redacted]","Result":{"x":"[redacted]"}}`, 2},
 		{"in each message of a batch", `[{"id":"sk-a","result":"sk-b"},{"id":"sk-c","result":"sk-d"}]`,
 			`[{"id":"sk-a","result":"[redacted]"},{"id":"sk-c","result":"[redacted]"}]`, 2},
-		{"in JSON that is no message", `["sk-a",["sk-b",{"id":"sk-c"}]]`,
+		{"in JSON that is not a message", `["sk-a",["sk-b",{"id":"sk-c"}]]`,
 			`["[redacted]",["[redacted]",{"id":"[redacted]"}]]`, 3},
 		{"in a JSON text", `"sk-a"`, `"[redacted]"`, 1},
 		{"not in jsonrpc, id and method", `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"sk-d"}}`,
 			`{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"[redacted]"}}`, 1},
-		{"not in what a client sends back", `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
-			`"tools":["sk-d"]}}`, `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
-			`"tools":["[redacted]"]}}`, 1},
-		{"not in what tells which request is meant",
+		{"not in members that clients send back",
+			`{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
+				`"tools":["sk-d"]}}`, `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
+				`"tools":["[redacted]"]}}`, 1},
+		{"not in references to requests",
 			`{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"sk-c"}}`,
 			`{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"[redacted]"}}`, 1},
-		{"in what is called like that elsewhere",
+		{"in members of these names elsewhere",
 			`{"nextCursor":"sk-a","result":{"x":{"requestState":"sk-b"},"taskId":["sk-c"]},` +
 				`"error":{"data":{"nextCursor":"sk-d"}}}`,
 			`{"nextCursor":"[redacted]","result":{"x":{"requestState":"[redacted]"},"taskId":["[redacted]"]},` +
 				`"error":{"data":{"nextCursor":"[redacted]"}}}`, 4},
-		{"not in what the names of a message are written like", `{"i\u0064":"sk-b","ID":"sk-c"}`,
+		{"not in an id whose key has escapes", `{"i\u0064":"sk-b","ID":"sk-c"}`,
 			`{"i\u0064":"sk-b","ID":"[redacted]"}`, 1},
 		{"not in an id of another type", `{"id":{"x":"sk-a"},"method":["sk-b"]}`,
 			`{"id":{"x":"[redacted]"},"method":["[redacted]"]}`, 2},
@@ -73,38 +74,38 @@ func TestA56PatternsAreReplaced(t *testing.T) {
 			`{"result":{"[redacted]":"b","c":{"the [redacted] 2":{"[redacted] 3":["[redacted]"]}}}}`, 4},
 		{"in keys that stay different", `{"result":{"sk-a":1,"sk-b":"{\"sk-c\":1,\"\u005cu0073k-d\":2}","of sk-d":3}}`,
 			`{"result":{"[redacted]":1,"[redacted] 2":"{\"[redacted]\":1,\"[redacted] 2\":2}","of [redacted] 3":3}}`, 5},
-		{"in keys in spite of escapes", `{"result":{"\u0073k-a":{"\u0073k\u002da":1}}}`,
+		{"in keys with escapes", `{"result":{"\u0073k-a":{"\u0073k\u002da":1}}}`,
 			`{"result":{"[redacted]":{"[redacted] 2":1}}}`, 2},
-		{"in keys beside those of a message", `{"sk-a":1,"id":2}`, `{"[redacted]":1,"id":2}`, 1},
+		{"in keys next to those of a message", `{"sk-a":1,"id":2}`, `{"[redacted]":1,"id":2}`, 1},
 		{"in keys of errors and batches", `[{"error":{"data":{"sk-a":1}}},{"params":{"sk-b":2}}]`,
 			`[{"error":{"data":{"[redacted]":1}}},{"params":{"[redacted] 2":2}}]`, 2},
 		{"in keys of JSON in a text", `{"result":"{\"\\u0073k-a\":{\"sk-b\":1}}"}`,
 			`{"result":"{\"[redacted]\":{\"[redacted] 2\":1}}"}`, 2},
 		{"not in numbers", `{"result":[1.50,-0,1e5,true,null]}`, `{"result":[1.50,-0,1e5,true,null]}`, 0},
-		{"with everything else as it came", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ " +
+		{"all other bytes stay unchanged", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ " +
 			"\\u00e9\",0.10 ] , \"a\":{}}\n",
 			"{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 [redacted] \\/ \\u00e9\",0.10 ] , \"a\":{}}\n",
 			1},
-		{"in spite of an escape", `{"result":"\u0073k-\u0061b"}`, `{"result":"[redacted]"}`, 1},
-		{"in spite of escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`,
+		{"with an escape", `{"result":"\u0073k-\u0061b"}`, `{"result":"[redacted]"}`, 1},
+		{"with escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`,
 			`{"result":"\n\"[redacted]\"\u0020\\"}`, 1},
-		{"beside surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`,
+		{"next to surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`,
 			`{"result":"\ud83d\ude00😀\ud83dé [redacted]\ude00\ud83d\ude00 [redacted]"}`, 2},
-		{"of repeated members in each", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`,
+		{"in each repeated member", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`,
 			`{"result":"[redacted]","result":{"x":"[redacted]","x":"[redacted]","x":1}}`, 3},
 		{"in JSON in a text", `{"result":{"text":"{\"k\":\"sk-a\",\"n\": 1}"}}`,
 			`{"result":{"text":"{\"k\":\"[redacted]\",\"n\": 1}"}}`, 1},
-		{"in spite of an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`,
+		{"with an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`,
 			`{"result":{"text":" [\"[redacted] \\n [redacted]\", \"x\\\\[redacted]\"]"}}`, 3},
-		{"in what is not JSON", `oh no: sk-a`, `oh no: [redacted]`, 1},
-		{"in what was cut off", `{"id":"sk-a","result":{"a":"\u0073k-b","b":"sk-c`,
+		{"in a message that is not JSON", `oh no: sk-a`, `oh no: [redacted]`, 1},
+		{"in a truncated message", `{"id":"sk-a","result":{"a":"\u0073k-b","b":"sk-c`,
 			`{"id":"[redacted]","result":{"a":"[redacted]","b":"[redacted]`, 3},
 		{"in several messages in a row", "{\"id\":1,\"result\":\"\\u0073k-a\"}\n{\"id\":1,\"result\":\"\\u0073k-b\"}",
 			"{\"id\":1,\"result\":\"[redacted]\"}\n{\"id\":1,\"result\":\"[redacted]\"}", 2},
-		{"behind a byte order mark", "\uFEFF" + `{"id":"sk-a","result":"\u0073k-b"}`,
+		{"after a byte order mark", "\uFEFF" + `{"id":"sk-a","result":"\u0073k-b"}`,
 			"\uFEFF" + `{"id":"sk-a","result":"[redacted]"}`, 1},
-		{"in nothing", ``, ``, 0},
-		{"at a depth that others refuse", `{"result":` + strings.Repeat("[", 2000) + `"\u0073k-a"` + strings.Repeat("]",
+		{"in an empty message", ``, ``, 0},
+		{"at a great depth", `{"result":` + strings.Repeat("[", 2000) + `"\u0073k-a"` + strings.Repeat("]",
 			2000) + `}`, `{"result":` + strings.Repeat("[", 2000) + `"[redacted]"` + strings.Repeat("]", 2000) + `}`, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -123,10 +124,10 @@ func check(t *testing.T, r *Redactor, message, want string, n int) {
 		t.Errorf("%d replacements, %v:\n got %s\nwant %s", count, err, got, want)
 	}
 	if n == 0 && len(message) > 0 && &got[0] != &raw[0] {
-		t.Error("copied for nothing")
+		t.Error("copied without a replacement")
 	}
 	if string(raw) != message {
-		t.Errorf("changed message place: %s", raw)
+		t.Errorf("changed the message in place: %s", raw)
 	}
 }
 
@@ -145,21 +146,21 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 			1},
 		{"an array", `{"result":{"password":[1,[2],"sk-a"], "b":["sk-b"]}}`,
 			`{"result":{"password":"[redacted]", "b":["[redacted]"]}}`, 2},
-		{"not what is replaced already", `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`,
+		{"not values that are already replaced", `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`,
 			`{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, 0},
 		{"an empty object", `{"result":{"password":{}}}`, `{"result":{"password":"[redacted]"}}`, 1},
 		{"at any depth", `{"result":[{"a":[{"password":1}]},{"password":2}]}`,
 			`{"result":[{"a":[{"password":"[redacted]"}]},{"password":"[redacted]"}]}`, 2},
-		{"each that is repeated", `{"result":{"password":1,"password":2}}`,
+		{"each repeated member", `{"result":{"password":1,"password":2}}`,
 			`{"result":{"password":"[redacted]","password":"[redacted]"}}`, 2},
-		{"by what its name stands for", `{"result":{"p\u0061ssword":1,"\u0070assword":2}}`,
+		{"by a name with escapes", `{"result":{"p\u0061ssword":1,"\u0070assword":2}}`,
 			`{"result":{"p\u0061ssword":"[redacted]","\u0070assword":"[redacted]"}}`, 2},
 		{"not by a similar name", `{"result":{"Password":1,"passwords":2,"pass":"password"}}`,
 			`{"result":{"Password":1,"passwords":2,"pass":"password"}}`, 0},
 		{"in params", `{"method":"m","params":{"password":1}}`, `{"method":"m","params":{"password":"[redacted]"}}`, 1},
 		{"in the data of an error", `{"error":{"code":1,"message":"m","data":{"code":2,"message":"n"}}}`,
 			`{"error":{"code":1,"message":"m","data":{"code":"[redacted]","message":"[redacted]"}}}`, 2},
-		{"beside what makes a message", `{"jsonrpc":"2.0","id":1,"password":1,"result":{"id":2,"result":3}}`,
+		{"next to the members of a message", `{"jsonrpc":"2.0","id":1,"password":1,"result":{"id":2,"result":3}}`,
 			`{"jsonrpc":"2.0","id":1,"password":"[redacted]","result":{"id":"[redacted]","result":"[redacted]"}}`, 3},
 		{"in a batch", `[{"id":1,"result":{"id":2}},{"id":3,"error":{"code":4}}]`,
 			`[{"id":1,"result":{"id":"[redacted]"}},{"id":3,"error":{"code":4}}]`, 1},
@@ -167,7 +168,7 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 			`{"result":{"content":[{"text":"{\"password\":\"[redacted]\", \"n\":{\"password\": \"[redacted]\"}}"}]}}`, 2},
 		{"in JSON in a text, with white space", `{"result":" \n\t{\n  \"password\": 1\n}\r\n"}`,
 			`{"result":" \n\t{\n  \"password\": \"[redacted]\"\n}\r\n"}`, 1},
-		{"in JSON in a text, spelled oddly", `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a1}"}`,
+		{"in JSON in a text, with unusual escapes", `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a1}"}`,
 			`{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a\"[redacted]\"}"}`, 1},
 		{"in JSON in a text, with its patterns", `{"result":"[{\"a\":\"sk-a\",\"password\":\"sk-b\"}]"}`,
 			`{"result":"[{\"a\":\"[redacted]\",\"password\":\"[redacted]\"}]"}`, 2},
@@ -175,12 +176,12 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 			`{"result":"{\"password\":\"[redacted]\"}\n{\"password\":\"[redacted]\"}\n"}`, 2},
 		{"in JSON in a text, up to the first invalid part", `{"result":"{\"password\":1} and {\"password\":2}"}`,
 			`{"result":"{\"password\":\"[redacted]\"} and {\"password\":2}"}`, 1},
-		{"in JSON in a text that was cut off", `{"result":"{\"a\":1,\"password\":\"secr"}`,
+		{"in truncated JSON in a text", `{"result":"{\"a\":1,\"password\":\"secr"}`,
 			`{"result":"{\"a\":1,\"password\"\"[redacted]\""}`, 1},
-		{"in JSON in a text, not in that of JSON in it", `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`,
+		{"not in JSON in a text that is itself in JSON in a text", `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`,
 			`{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, 0},
 		{"in a text that is not JSON", `{"result":"password: 1"}`, `{"result":"password: 1"}`, 0},
-		{"in a message that was cut off", `{"result":{"password":{"a":"b`, `{"result":{"password":"[redacted]"`, 1},
+		{"in a truncated message", `{"result":{"password":{"a":"b`, `{"result":{"password":"[redacted]"`, 1},
 		{"not in the schemas of tools", `{"result":{"tools":[{"name":"a","password":1,` +
 			`"inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"sk-a"}}},"code":1},{"password":2,` +
 			`"outputSchema":{"password":{}}}],"password":3}}`,
@@ -191,7 +192,8 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":1}}`,
 			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},` +
 				`"password":"[redacted]"}}`, 1},
-		{"in what is only called a schema", `{"result":{"inputSchema":{"password":1},"a":[{"inputSchema":{"password":2}}]}}`,
+		{"in members that only have the name of a schema",
+			`{"result":{"inputSchema":{"password":1},"a":[{"inputSchema":{"password":2}}]}}`,
 			`{"result":{"inputSchema":{"password":"[redacted]"},"a":[{"inputSchema":{"password":"[redacted]"}}]}}`, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -201,7 +203,7 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 	}
 }
 
-// What one pattern finds does not save what another finds.
+// A match of one pattern does not protect text that another pattern matches.
 func TestA56PatternsThatOverlap(t *testing.T) {
 	for _, test := range []struct {
 		patterns       []string
@@ -226,7 +228,7 @@ func TestA56PatternsThatOverlap(t *testing.T) {
 	}
 }
 
-// What cannot be read as UTF-8 is refused: others may read it otherwise.
+// A message that is not UTF-8 is refused, because programs may read it differently.
 func TestA56Encodings(t *testing.T) {
 	const message = `{"id":1,"result":"sk-a"}`
 	utf16LE, utf16BE, utf32LE, utf32BE := []byte{}, []byte{}, []byte{}, []byte{}
@@ -241,9 +243,9 @@ func TestA56Encodings(t *testing.T) {
 		"UTF-32LE with a mark": append([]byte{0xFF, 0xFE, 0, 0}, utf32LE...),
 		"UTF-32BE with a mark": append([]byte{0, 0, 0xFE, 0xFF}, utf32BE...),
 		"Latin-1":              []byte("{\"id\":1,\"result\":\"\xe9\"}"),
-		"an overlong spelling": []byte("{\"id\":1,\"result\":\"\xc1\xb3k-a\"}"),
+		"an overlong encoding": []byte("{\"id\":1,\"result\":\"\xc1\xb3k-a\"}"),
 		"a surrogate":          []byte("{\"id\":1,\"result\":\"\xed\xa0\x80\"}"),
-		"a zero":               []byte("{\"id\":1,\"result\":\"\x00\"}"),
+		"a null byte":          []byte("{\"id\":1,\"result\":\"\x00\"}"),
 	} {
 		for _, r := range []*Redactor{newRedactor(t, []string{key}, nil), newRedactor(t, nil, []string{"password"})} {
 			if got, n, err := r.Message(raw); got != nil || n != 0 || err == nil {
@@ -256,7 +258,7 @@ func TestA56Encodings(t *testing.T) {
 	}
 }
 
-// A message never becomes more than three times as long, and a little.
+// A message never becomes longer than three times its length plus maxGrowth.
 func TestA56Growth(t *testing.T) {
 	all := newRedactor(t, []string{"[a-z]"}, nil)
 	for name, test := range map[string]struct {
@@ -279,8 +281,7 @@ func TestA56Growth(t *testing.T) {
 	}
 }
 
-// Lines of event streams that are not data.
-// A value that is not a message has no members that are kept because messages need them.
+// A value that is not a message has no members that stay because messages need them.
 func TestA56Values(t *testing.T) {
 	r, err := New([]string{"secret"}, []string{"id", "error", "nextCursor"})
 	if err != nil {
@@ -297,13 +298,14 @@ func TestA56Values(t *testing.T) {
 		}
 	}
 	if got, err := r.Value([]byte("\"\xff\"")); err == nil {
-		t.Errorf("got %s of what is not UTF-8", got)
+		t.Errorf("got %s for bytes that are not UTF-8", got)
 	}
 	if got, err := (*Redactor)(nil).Value([]byte(`"secret"`)); err != nil || string(got) != `"secret"` {
 		t.Errorf("got %s, %v without a redactor", got, err)
 	}
 }
 
+// Lines of event streams that are not data are redacted like texts.
 func TestA56Lines(t *testing.T) {
 	r := newRedactor(t, []string{key}, []string{"id"})
 	for line, want := range map[string]string{
@@ -319,14 +321,14 @@ func TestA56Lines(t *testing.T) {
 	}
 }
 
-func TestA56WhatCannotBeRedacted(t *testing.T) {
+func TestA56NewRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name             string
 		patterns, fields []string
 		want             string
 	}{
-		{"a broken pattern", []string{"ok", "(x"}, nil, `"(x"`},
-		{"a pattern that matches nothing at all", []string{"x*"}, nil, `"x*"`},
+		{"an invalid pattern", []string{"ok", "(x"}, nil, `"(x"`},
+		{"a pattern that matches an empty text", []string{"x*"}, nil, `"x*"`},
 		{"a pattern that matches between characters", []string{`\b`}, nil, `"\\b"`},
 		{"a field without a name", nil, []string{"a", ""}, "empty"},
 	} {
@@ -408,7 +410,7 @@ func FuzzA56Message(f *testing.F) {
 			if !json.Valid(out) {
 				t.Fatalf("%q became %q", raw, out)
 			}
-			if r == onlyPatterns && !sameBut(raw, out, func(text string) bool {
+			if r == onlyPatterns && !sameExcept(raw, out, func(text string) bool {
 				isJSON := strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") ||
 					strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "[")
 				return re.MatchString(text) || isJSON
@@ -416,9 +418,9 @@ func FuzzA56Message(f *testing.F) {
 				t.Fatalf("%q became %q", raw, out)
 			}
 			if json.Unmarshal(out, &m) != nil {
-				continue // JSON, but no object
+				continue // not an object
 			}
-			// encoding/json takes ID for id; so it does not matter what is looked at.
+			// encoding/json ignores the case of keys. Members in another case are redacted, too.
 			for _, s := range stringsIn([]any{m.Result, m.Error, m.Params}) {
 				if re.MatchString(s) {
 					t.Fatalf("%q is left of %q", s, raw)
@@ -440,7 +442,7 @@ func FuzzA56Message(f *testing.F) {
 	})
 }
 
-// What patterns find in a text, whether it overlaps or not, is replaced, and nothing else.
+// All matches in a text are replaced, even if they overlap, and nothing else.
 func FuzzBody(f *testing.F) { // A56
 	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-",
 		"\u2028sk-1\x00<&>", "a-sk-x-sk-y", "\t"} {
@@ -451,7 +453,7 @@ func FuzzBody(f *testing.F) { // A56
 	f.Fuzz(func(t *testing.T, text string) {
 		if !utf8.ValidString(text) || strings.HasPrefix(strings.TrimSpace(text), "{") ||
 			strings.HasPrefix(strings.TrimSpace(text), "[") {
-			return // a text that is JSON is looked at as such
+			return // redacted as JSON
 		}
 		hidden := make([]bool, len(text))
 		for _, re := range patterns {
@@ -490,8 +492,8 @@ func FuzzBody(f *testing.F) { // A56
 	})
 }
 
-// sameBut reports whether two texts have the same tokens, but for some strings.
-func sameBut(a, b []byte, but func(text string) bool) bool {
+// sameExcept reports whether two texts have the same tokens, except for strings that mayChange.
+func sameExcept(a, b []byte, mayChange func(text string) bool) bool {
 	x, y := json.NewDecoder(bytes.NewReader(a)), json.NewDecoder(bytes.NewReader(b))
 	x.UseNumber()
 	y.UseNumber()
@@ -503,7 +505,7 @@ func sameBut(a, b []byte, but func(text string) bool) bool {
 		}
 		text, isText := token.(string)
 		_, isTextToo := other.(string)
-		if token != other && !(isText && isTextToo && but(text)) {
+		if token != other && !(isText && isTextToo && mayChange(text)) {
 			return false
 		}
 	}
@@ -512,8 +514,8 @@ func sameBut(a, b []byte, but func(text string) bool) bool {
 // withoutClues returns a Redactor that reads every message as JSON.
 func withoutClues(r *Redactor) *Redactor { return &Redactor{patterns: r.patterns, fields: r.fields} }
 
-// TestA56Clues tells that a large message without something to replace is not read as JSON, and
-// that no place in it is overlooked.
+// TestA56Clues checks that a message without anything to replace is not read as JSON, and that
+// secrets are found at every position.
 func TestA56Clues(t *testing.T) {
 	r := newRedactor(t, []string{key, "ghp_[a-z]+"}, []string{"password"})
 	for _, plain := range []string{
@@ -521,11 +523,11 @@ func TestA56Clues(t *testing.T) {
 		`{"result":{"pass":"word","ghp":"_a","sk":"-a"}}`,
 		`no JSON {"result":[`,
 	} {
-		if suspicious, err := r.survey([]byte(plain)); suspicious || err != nil {
+		if suspicious, err := r.mayMatch([]byte(plain)); suspicious || err != nil {
 			t.Errorf("%s: suspicious %v, %v", plain, suspicious, err)
 		}
 	}
-	const block = 32 << 10 // as in survey
+	const block = 32 << 10 // as in mayMatch
 	for _, secret := range []string{
 		`"sk-a"`, `"\u0073k-a"`, `"s\u006B\u002da"`, `"ghp_a"`, `"gh\u0070_a"`, `"\ud83d\ude00sk-a"`, `"\n\tsk-a"`,
 		`"\u20acsk-a"`, `"€sk-a"`,
@@ -543,19 +545,19 @@ func TestA56Clues(t *testing.T) {
 					t.Fatalf("%s: %d replaced, %v", secret, n, err)
 				}
 				if got, _, err := r.Message(in); err != nil || !bytes.Equal(got, want) {
-					t.Fatalf("%s behind %d bytes is left, %v", secret, len(before), err)
+					t.Fatalf("%s after %d bytes is left, %v", secret, len(before), err)
 				}
 			}
 		}
 	}
-	for _, end := range []string{"\xff", "\xe2\x82", "\x00"} { // behind each end of a block
+	for _, end := range []string{"\xff", "\xe2\x82", "\x00"} { // at positions around the end of a block
 		for n := block - 4; n < block+4; n++ {
-			if _, err := r.survey([]byte(strings.Repeat("x", n) + end)); err != errEncoding {
-				t.Errorf("%q behind %d bytes: %v", end, n, err)
+			if _, err := r.mayMatch([]byte(strings.Repeat("x", n) + end)); err != errEncoding {
+				t.Errorf("%q after %d bytes: %v", end, n, err)
 			}
 		}
 	}
-	// what a match begins with is not known
+	// These patterns have no literal prefix.
 	for _, patterns := range [][]string{{"(?i)sk-"}, {`a"b`}, {"[0-9]{16}"}, {"é+"}} {
 		if r := newRedactor(t, append(patterns, key), nil); r.clues != nil {
 			t.Errorf("%q has clues", patterns)
@@ -563,7 +565,7 @@ func TestA56Clues(t *testing.T) {
 	}
 }
 
-// result is a tool result of about a megabyte with so many secrets in it.
+// result returns a tool result of about a megabyte with a number of secrets.
 func result(line string, secrets int) []byte {
 	const size = 1 << 20
 	var text strings.Builder
@@ -618,12 +620,12 @@ func TestPrefixes(t *testing.T) {
 	} {
 		p := newRedactor(t, []string{expr}, nil).patterns[0]
 		for _, text := range texts {
-			if !p.isIn([]byte(text)) {
+			if !p.mayMatchIn([]byte(text)) {
 				t.Errorf("%s may be in %q", expr, text)
 			}
 			for i := range len(text) {
-				if part := text[:i]; p.isIn([]byte(part)) != strings.Contains(part, string(p.prefix)) {
-					t.Errorf("%s in %q: %t", expr, part, p.isIn([]byte(part)))
+				if part := text[:i]; p.mayMatchIn([]byte(part)) != strings.Contains(part, string(p.prefix)) {
+					t.Errorf("%s in %q: %t", expr, part, p.mayMatchIn([]byte(part)))
 				}
 			}
 		}

@@ -44,7 +44,7 @@ func (o *observer) recorded() ([]replicas.Outcome, []bool) {
 	return slices.Clone(o.outcomes), slices.Clone(o.ups)
 }
 
-// A broken is a store whose engine fails.
+// A broken is a space of a store whose engine fails.
 type broken struct {
 	*replicas.Space
 	observer observer
@@ -69,17 +69,17 @@ func (b *broken) set(ctx context.Context) error {
 	return b.Set(ctx, "owner", "name", []byte("1"), time.Hour)
 }
 
-func TestDownIsRefusedAtOnce(t *testing.T) {
+func TestOperationsFailAtOnceWhileDown(t *testing.T) {
 	b := newBroken(t, time.Hour, time.Hour)
 	b.engine.Down.Store(true)
 	if err := b.set(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
 		t.Fatal(err)
 	}
 	if b.Up() {
-		t.Error("it is up")
+		t.Error("the store is up")
 	}
 	await.Until(t, "the engine is tried", func() bool { return b.engine.Operations.Load() == 2 })
-	// Operations at a stalled engine would not end before their timeout.
+	// If operations reached the stalled engine, they would last until their timeout.
 	b.engine.Stalled.Store(true)
 	for range 100 {
 		if err := b.set(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
@@ -91,7 +91,7 @@ func TestDownIsRefusedAtOnce(t *testing.T) {
 	}
 	outcomes, ups := b.observer.recorded()
 	if len(outcomes) != 101 || outcomes[0] != replicas.Unavailable || outcomes[100] != replicas.Refused {
-		t.Errorf("the outcomes are %v", outcomes)
+		t.Errorf("outcomes: %v", outcomes)
 	}
 	if !slices.Equal(ups, []bool{true, false}) {
 		t.Errorf("up: %v", ups)
@@ -105,7 +105,7 @@ func TestStalledEngineFailsInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.engine.Stalled.Store(false)
-	await.Until(t, "it is up", b.Up)
+	await.Until(t, "the store is up", b.Up)
 	if err := b.set(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -114,7 +114,7 @@ func TestStalledEngineFailsInTime(t *testing.T) {
 	}
 }
 
-func TestManyFailuresAreOne(t *testing.T) {
+func TestConcurrentFailuresAreReportedOnce(t *testing.T) {
 	b := newBroken(t, time.Hour, time.Hour)
 	b.engine.Down.Store(true)
 	var all sync.WaitGroup
@@ -141,14 +141,14 @@ func TestEndedCallersDoNotOpenTheBreaker(t *testing.T) {
 		t.Error(err)
 	}
 	if !b.Up() {
-		t.Error("it is down")
+		t.Error("the store is down")
 	}
 	if outcomes, _ := b.observer.recorded(); !slices.Equal(
 		outcomes,
 		[]replicas.Outcome{replicas.Canceled,
 			replicas.Canceled},
 	) {
-		t.Errorf("the outcomes are %v", outcomes)
+		t.Errorf("outcomes: %v", outcomes)
 	}
 }
 
@@ -159,12 +159,12 @@ func TestFullDoesNotOpenTheBreaker(t *testing.T) {
 		t.Error(err)
 	}
 	if !b.Up() {
-		t.Error("it is down")
+		t.Error("the store is down")
 	}
 }
 
-// That an engine is full is logged once, and once that it has room again.
-func TestFullIsNoted(t *testing.T) {
+// A full engine is logged once, and once more when it has room again.
+func TestFullIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := zapobserver.New(zap.InfoLevel)
 		config, engine := settings(t), replicastest.New()
@@ -185,7 +185,7 @@ func TestFullIsNoted(t *testing.T) {
 			engine.Full.Store(false)
 			time.Sleep(time.Minute)
 			if store.Full() {
-				t.Error("it is full")
+				t.Error("the store is full")
 			}
 		}
 		var got []string
@@ -199,23 +199,23 @@ func TestFullIsNoted(t *testing.T) {
 	})
 }
 
-func TestEngineThatOnlySeemsUsableIsLeftAlone(t *testing.T) {
+func TestEngineThatOnlySeemsUsable(t *testing.T) {
 	b := &broken{engine: replicastest.New()}
 	b.open(t, setFails{b.engine}, time.Hour, time.Hour)
 	t.Cleanup(b.Close)
-	// After the first failure it is tried at once, and seems to be usable.
+	// After the first failure, the engine is tried at once and seems usable.
 	_ = b.set(t.Context())
-	await.Until(t, "it is up", b.Up)
+	await.Until(t, "the store is up", b.Up)
 	before := b.engine.Operations.Load()
 	for range 10 {
 		_ = b.set(t.Context())
 	}
 	if b.Up() || b.engine.Operations.Load() != before {
-		t.Error("the engine is tried again and again")
+		t.Error("the engine is tried without a pause")
 	}
 }
 
-// setFails is an engine of which only Set fails.
+// setFails is an engine whose Set fails.
 type setFails struct{ *replicastest.Engine }
 
 func (setFails) Set(context.Context, string, []byte, time.Duration) error {

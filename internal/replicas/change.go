@@ -16,9 +16,9 @@ const (
 	racePause = 5 * time.Millisecond // maximum
 )
 
-// Change changes a value of an owner, without a TTL. The function gets the value, or nil, and returns
-// the new one, or an equal one if nothing is to be written. It is called again if another replica was
-// faster.
+// Change changes a value of an owner, without a TTL. The function gets the value, or nil, and
+// returns the new one, or an equal one if nothing is to be written. It is called again if another
+// replica was faster.
 func (s *Space) Change(
 	ctx context.Context, owner, name string, change func(value []byte) ([]byte, error),
 ) (changed bool, err error) {

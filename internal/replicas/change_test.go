@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// No change is lost to another replica's.
+// Concurrent changes of two replicas are not lost.
 func TestChangesAreNotLost(t *testing.T) {
 	engine := replicastest.New()
 	var changing sync.WaitGroup
@@ -47,7 +47,7 @@ func TestChangesAreNotLost(t *testing.T) {
 		t.Errorf("changed %t, %v", changed, err)
 	}
 	if n := engine.Operations.Load() - before; n != 1 {
-		t.Errorf("%d operations for nothing to change", n)
+		t.Errorf("%d operations without a change", n)
 	}
 	failure := errors.New("no")
 	if _, err := space.Change(t.Context(), "", "count", func([]byte) ([]byte, error) {
@@ -57,14 +57,14 @@ func TestChangesAreNotLost(t *testing.T) {
 	}
 }
 
-// A told is a call of a follower.
-type told struct {
+// A recordingFollower records messages. Its calls can fail.
+type recordingFollower struct {
 	mu    sync.Mutex
 	all   []string
 	fails atomic.Bool
 }
 
-func (f *told) take(_ context.Context, message string) error {
+func (f *recordingFollower) take(_ context.Context, message string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.all = append(f.all, message)
@@ -74,13 +74,13 @@ func (f *told) take(_ context.Context, message string) error {
 	return nil
 }
 
-func (f *told) has(messages ...string) bool {
+func (f *recordingFollower) has(messages ...string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Equal(f.all, messages)
 }
 
-func (f *told) count() int {
+func (f *recordingFollower) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.all)
@@ -89,11 +89,11 @@ func (f *told) count() int {
 func TestFollow(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replicastest.Replica(t, engine).Space("test"), replicastest.Replica(t, engine).Space("test")
-	atA, atB := new(told), new(told)
+	atA, atB := new(recordingFollower), new(recordingFollower)
 	defer a.Follow("topic", atA.take)()
 	stop := b.Follow("topic", atB.take)
 	if !atA.has("") || !atB.has("") {
-		t.Fatalf("at first: %q, %q", atA.all, atB.all)
+		t.Fatalf("before any message: %q, %q", atA.all, atB.all)
 	}
 	for _, message := range []string{"1", "2 3"} {
 		if err := a.Announce(t.Context(), "topic", message); err != nil {
@@ -106,16 +106,16 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !atA.has("") || !atB.has("", "1", "2 3") {
-		t.Errorf("at last: %q, %q", atA.all, atB.all)
+		t.Errorf("after the last message: %q, %q", atA.all, atB.all)
 	}
 }
 
-// A follower that could not begin, or fails, is called again.
-func TestFollowWhenTheStoreIsBack(t *testing.T) {
+// A follower whose start or call failed is called again.
+func TestFollowAfterAnOutage(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replicastest.Replica(t, engine).Space("test"), replicastest.Replica(t, engine).Space("test")
 	engine.Down.Store(true)
-	atB := new(told)
+	atB := new(recordingFollower)
 	atB.fails.Store(true)
 	defer b.Follow("topic", atB.take)()
 	await.Until(t, "more calls", func() bool { return atB.count() > 3 })
@@ -129,7 +129,7 @@ func TestFollowWhenTheStoreIsBack(t *testing.T) {
 	})
 }
 
-// One at a time has a lock, at all replicas.
+// Only one holder at a time has a lock, of all replicas.
 func TestLock(t *testing.T) {
 	engine := replicastest.New()
 	var holders, most atomic.Int32
@@ -153,14 +153,14 @@ func TestLock(t *testing.T) {
 	}
 	all.Wait()
 	if n := most.Load(); n > 0 {
-		t.Errorf("%d have it at once", n)
+		t.Errorf("%d holders at once", n)
 	}
 	if left := engine.Values(); len(left) != 0 {
-		t.Errorf("%d values are left", len(left))
+		t.Errorf("%d values remain", len(left))
 	}
 }
 
-// A lock is held as long as its holder is there, and not much longer.
+// A lock is held as long as its holder runs, and not much longer.
 func TestLockIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -187,7 +187,7 @@ func TestLockIsRenewed(t *testing.T) {
 	})
 }
 
-func TestLockThatCannotBeHad(t *testing.T) {
+func TestLockThatIsTaken(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replicastest.Replica(t, engine).Space("test"), replicastest.Replica(t, engine).Space("test")
 	unlock, err := a.Lock(t.Context(), "lock")
@@ -204,14 +204,14 @@ func TestLockThatCannotBeHad(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
-	engine.Clear() // the lease has ended, and another replica has it
+	engine.Clear() // the lease expires, and another replica takes it
 	unlockB, err := b.Lock(t.Context(), "lock")
 	if err != nil {
 		t.Fatal(err)
 	}
 	unlock()
 	if left := engine.Values(); len(left) != 1 {
-		t.Error("one has unlocked the lock of another")
+		t.Error("one replica unlocked the lock of another")
 	}
 	unlockB()
 	engine.Down.Store(true)

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Messages between replicas may be lost: while the engine is unavailable, and when a connection to it
-// breaks. So both sides of a Conn number the bytes that they send, acknowledge those that they have
-// received, and resend those that the other side has not acknowledged.
+// Messages between replicas may be lost: while the engine is unavailable, and when a connection to
+// it breaks. So both sides of a Conn number the bytes that they send, acknowledge those that they
+// have received, and resend those that the other side has not acknowledged.
 
 const (
 	segmentSize     = 64 << 10
@@ -63,8 +63,8 @@ type Conn struct {
 	sendErr      error // error of the last attempt to send
 }
 
-func newConn(l *Peers, id, peer string) *Conn {
-	c := &Conn{peers: l, id: id, peer: peer, wake: make(chan struct{}, 1), peerLimit: segmentSize}
+func newConn(peers *Peers, id, peer string) *Conn {
+	c := &Conn{peers: peers, id: id, peer: peer, wake: make(chan struct{}, 1), peerLimit: segmentSize}
 	c.changed.L = &c.mu
 	c.ctx, c.end = context.WithCancelCause(context.Background())
 	return c

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// lossy is an engine that loses some messages and reports that they were received.
+// lossy is an engine that loses some messages but reports them as received.
 type lossy struct {
 	*replicastest.Engine
 	mu     sync.Mutex
@@ -33,8 +33,8 @@ func (e *lossy) Publish(ctx context.Context, topic string, message []byte) (bool
 	return e.Engine.Publish(ctx, topic, message)
 }
 
-// lines returns the connections of a new replica.
-func lines(t *testing.T, engine replicas.Engine, accept func(*replicas.Conn)) (l *replicas.Peers, replica string) {
+// newPeers returns the connections of a new replica.
+func newPeers(t *testing.T, engine replicas.Engine, accept func(*replicas.Conn)) (l *replicas.Peers, replica string) {
 	space := replicastest.Replica(t, engine).Space("test")
 	l = space.Peers("lines", accept)
 	t.Cleanup(l.Close)
@@ -43,7 +43,7 @@ func lines(t *testing.T, engine replicas.Engine, accept func(*replicas.Conn)) (l
 
 func refuses(c *replicas.Conn) { _ = c.Close() }
 
-// echo sends so many bytes back.
+// echo returns a handler that sends size bytes back.
 func echo(size int) func(*replicas.Conn) {
 	return func(c *replicas.Conn) { _, _ = io.CopyN(c, c, int64(size)) }
 }
@@ -57,8 +57,8 @@ func TestConns(t *testing.T) {
 				for i := range text {
 					text[i] = byte(rand.Int())
 				}
-				here, _ := lines(t, engine, refuses)
-				there, replica := lines(t, engine, echo(len(text)))
+				here, _ := newPeers(t, engine, refuses)
+				there, replica := newPeers(t, engine, echo(len(text)))
 				there.Listen()
 				var all sync.WaitGroup
 				for range 4 {
@@ -81,13 +81,13 @@ func TestConns(t *testing.T) {
 	}
 }
 
-// A reader that does not read blocks the writer, and unread bytes are bounded.
-func TestConnWindow(t *testing.T) {
+// A peer that does not read blocks the writer. The number of unread bytes is limited.
+func TestConnWindowIsLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
-		here, _ := lines(t, engine, refuses)
+		here, _ := newPeers(t, engine, refuses)
 		var written int
-		there, replica := lines(t, engine, func(c *replicas.Conn) {
+		there, replica := newPeers(t, engine, func(c *replicas.Conn) {
 			for piece := make([]byte, 1<<10); ; {
 				if _, err := c.Write(piece); err != nil {
 					return
@@ -116,8 +116,8 @@ func TestConnEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				engine := replicastest.New()
-				here, _ := lines(t, engine, refuses)
-				there, replica := lines(t, engine, accept)
+				here, _ := newPeers(t, engine, refuses)
+				there, replica := newPeers(t, engine, accept)
 				if name != "no listeners" {
 					there.Listen()
 				}
@@ -186,11 +186,11 @@ func TestConnEnds(t *testing.T) {
 		})
 }
 
-// A replica that does not respond may exist, and may have received everything.
+// A replica that does not respond may still run, and may have received everything.
 func TestConnWithSilentReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := &lossy{Engine: replicastest.New(), random: rand.New(rand.NewPCG(1, 2)), share: 1}
-		here, _ := lines(t, engine, refuses)
+		here, _ := newPeers(t, engine, refuses)
 		c := here.Dial("other")
 		defer c.Close()
 		_, _ = c.Write([]byte("x"))
@@ -200,12 +200,12 @@ func TestConnWithSilentReplica(t *testing.T) {
 	})
 }
 
-// A replica that starts while the store is unavailable can be reached afterwards.
-func TestListenLater(t *testing.T) {
+// A replica that starts during an outage of the store can be reached after it.
+func TestListenAfterAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
-		here, _ := lines(t, engine, refuses)
-		there, replica := lines(t, engine, echo(3))
+		here, _ := newPeers(t, engine, refuses)
+		there, replica := newPeers(t, engine, echo(3))
 		engine.Down.Store(true)
 		there.Listen()
 		c := here.Dial(replica)

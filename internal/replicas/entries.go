@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Large values are stored in pieces, so that none of them blocks the engine for long. Each piece is an
-// entry. The first one contains the number of pieces, and is written last.
+// Large values are stored in pieces, so that none of them blocks the engine for long. Each piece is
+// an entry. The first one contains the number of pieces, and is written last.
 
 const (
 	pieceSize = 256 << 10
@@ -34,8 +34,8 @@ func (s *Space) Keep(ctx context.Context, owner, name string, value []byte, ttl 
 	return s.keep(ctx, owner, "", name, value, ttl)
 }
 
-// KeepForClient stores a value of an owner that counts for a client. A client with too many bytes loses its
-// oldest values of that owner. The owner and the name are enough to find the value.
+// KeepForClient stores a value of an owner that counts for a client. A client with too many bytes
+// loses its oldest values of that owner. The owner and the name are enough to find the value.
 func (s *Space) KeepForClient(ctx context.Context, client, owner, name string, value []byte, ttl time.Duration) error {
 	return s.keep(ctx, owner, s.hash("client", client), name, value, ttl)
 }
@@ -70,8 +70,8 @@ func (s *Space) KeepLater(owner, name string, value []byte, ttl time.Duration) {
 	s.WriteLater(owner, name, len(value), keep, nil)
 }
 
-// WriteLater queues a write of a value of a number of bytes. It calls lost, which must not block, if write
-// fails, or is not called because the queue is full.
+// WriteLater queues a write of a value of a number of bytes. It calls lost, which must not block,
+// if write fails, or is not called because the queue is full.
 func (s *Space) WriteLater(owner, name string, bytes int, write func(context.Context) error, lost func()) {
 	s.queue.add(writeKey{s.name, owner, name}, int64(bytes), queuedWrite{write, lost})
 }
@@ -87,7 +87,7 @@ func (s *Space) FindAny(ctx context.Context, owners []string, name string) (owne
 	first, errs := make([][]*piece, len(owners)), make([]error, len(owners))
 	var asking sync.WaitGroup // in parallel, because they may be on several machines
 	for i, owner := range owners {
-		asking.Go(func() { first[i], errs[i] = s.pieces(ctx, []string{s.pieceKey(owner, name, 0)}) })
+		asking.Go(func() { first[i], errs[i] = s.readPieces(ctx, []string{s.pieceKey(owner, name, 0)}) })
 	}
 	asking.Wait()
 	for i, pieces := range first {
@@ -119,7 +119,7 @@ func (s *Space) readRest(ctx context.Context, owner, name string, first *piece) 
 		keys = append(keys, s.pieceKey(owner, name, i))
 	}
 	for some := range slices.Chunk(keys, readAtOnce) {
-		pieces, err := s.pieces(ctx, some)
+		pieces, err := s.readPieces(ctx, some)
 		if err != nil {
 			return nil, err
 		}
@@ -140,8 +140,8 @@ type piece struct {
 	text  []byte // not nil
 }
 
-// pieces returns the pieces of keys, nil for missing ones.
-func (s *Space) pieces(ctx context.Context, keys []string) ([]*piece, error) {
+// readPieces returns the pieces of keys, nil for missing ones.
+func (s *Space) readPieces(ctx context.Context, keys []string) ([]*piece, error) {
 	var sealed [][]byte
 	err := s.do(ctx, "get", func(ctx context.Context) (err error) {
 		sealed, err = s.engine.Get(ctx, keys...)

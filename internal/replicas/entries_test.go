@@ -15,7 +15,7 @@ import (
 
 const piece = 256 << 10
 
-// random returns so many bytes.
+// random returns size random bytes.
 func random(size int) []byte {
 	value := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(value)
@@ -53,8 +53,8 @@ func TestEntriesInPieces(t *testing.T) {
 	}
 }
 
-// A value of which a piece is gone, or is that of another value, is gone.
-func TestEntriesThatAreNotWhole(t *testing.T) {
+// A value is lost if one of its pieces is missing or belongs to another value.
+func TestIncompleteEntries(t *testing.T) {
 	for i := range 3 {
 		engine := replicastest.New()
 		space := replicastest.Replica(t, engine).Space("s")
@@ -73,14 +73,14 @@ func TestEntriesThatAreNotWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := space.Find(t.Context(), "owner", "name"); got != nil || err != nil {
-				t.Errorf("with piece %d of another, found %d bytes, %v", i, len(got), err)
+				t.Errorf("with piece %d of another value: found %d bytes, %v", i, len(got), err)
 			}
 			if _, err := engine.Delete(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if got, err := space.Find(t.Context(), "owner", "name"); got != nil || err != nil {
-			t.Errorf("without piece %d, found %d bytes, %v", i, len(got), err)
+			t.Errorf("without piece %d: found %d bytes, %v", i, len(got), err)
 		}
 	}
 }
@@ -102,8 +102,8 @@ func TestEntriesOfSeveralOwners(t *testing.T) {
 	}
 }
 
-// An owner has no more than it may have, and loses its oldest; others lose nothing.
-func TestEntriesAreBounded(t *testing.T) {
+// An owner cannot exceed its quota, and loses its oldest entries. Other owners lose nothing.
+func TestEntriesAreLimited(t *testing.T) {
 	engine := replicastest.New()
 	config := settings(t)
 	config.OwnerBytes = 10 * piece
@@ -119,7 +119,7 @@ func TestEntriesAreBounded(t *testing.T) {
 		}
 	}
 	if err := keep("alice", "huge", 10*piece+1); !errors.Is(err, replicas.ErrFull) {
-		t.Errorf("what is too large for an owner: %v", err)
+		t.Errorf("value over the quota: %v", err)
 	}
 	if err := keep("alice", "3", 3*piece); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,8 @@ func TestEntriesAreBounded(t *testing.T) {
 	}
 }
 
-// What clients have in common is found without their names, but each of them can only push out its own.
+// Entries that clients share are found without the names of clients. A client can evict only its
+// own entries.
 func TestEntriesOfClients(t *testing.T) {
 	config := settings(t)
 	config.OwnerBytes = 10 * piece
@@ -147,7 +148,7 @@ func TestEntriesOfClients(t *testing.T) {
 	}
 	for i, there := range []bool{true, false, true, true, true} {
 		if found(t, space, "server", fmt.Sprint(i)) != there {
-			t.Errorf("%d is kept: %t", i, !there)
+			t.Errorf("entry %d exists: %t", i, !there)
 		}
 	}
 }

@@ -21,8 +21,9 @@ func (s *Space) Announce(ctx context.Context, topic string, message string) erro
 }
 
 // Follow calls f with each message that other replicas announce, and with "" when messages may have
-// been lost: before it returns, once a minute, and instead of messages beyond maxPendingMessages. After
-// an error of f, it calls f with "" again, soon. The calls are sequential, until stop is called.
+// been lost: before it returns, once a minute, and instead of messages beyond maxPendingMessages.
+// After an error of f, it calls f with "" again, soon. The calls are sequential, until stop is
+// called.
 func (s *Space) Follow(topic string, f func(ctx context.Context, message string) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &follower{

@@ -15,8 +15,9 @@ const (
 	lockPause = 250 * time.Millisecond
 )
 
-// Lock waits until the lock of this name is free at all replicas, and takes it. The lock is held until
-// it is unlocked. If the store is unavailable for longer than lockTime, another replica may take it.
+// Lock waits until the lock of this name is free at all replicas, and takes it. The lock is held
+// until it is unlocked. If the store is unavailable for longer than lockTime, another replica may
+// take it.
 func (s *Space) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	token := []byte(rand.Text())
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, lockPause) {

@@ -1,8 +1,9 @@
 // Package replicas holds the state that replicas of a gateway share.
 //
-// A [Store] adds to an [Engine] what all users need. Values are encrypted and keys are hashed, so that the
-// engine learns nothing about clients. Every operation has a timeout. After a failure, all operations fail
-// at once until the engine is available again. A [Space] is the part of a Store for one purpose.
+// A [Store] makes an [Engine] safe to use. Values are encrypted and keys are hashed, so that the
+// engine learns nothing about clients. Every operation has a timeout. After a failure, all
+// operations fail at once until the engine is available again. A [Space] is the part of a Store for
+// one purpose.
 package replicas
 
 import (
@@ -38,7 +39,8 @@ type Config struct {
 
 // An Observer receives events of a [Store], for metrics.
 type Observer interface {
-	// Done is called after each operation: get, set, swap, delete, keep, spend, publish or subscribe.
+	// Done is called after each operation: get, set, swap, delete, keep, spend, publish or
+	// subscribe.
 	Done(operation string, outcome Outcome, took time.Duration)
 	// Up is called when the engine becomes available or unavailable.
 	Up(up bool)
@@ -195,12 +197,12 @@ func (s *Store) isClosed() bool {
 	}
 }
 
-// probe tries the engine until it is available. Other replicas may notice that later and miss messages
-// until then, so an engine that was unavailable must respond twice.
+// probe tries the engine until it is available. Other replicas may notice that later and miss
+// messages until then, so an engine that was unavailable must respond twice.
 func (s *Store) probe(atOnce bool) {
 	began := time.Now()
-	answers := func() bool { return usable(s.Ping(context.Background())) }
-	if !atOnce || !answers() {
+	responds := func() bool { return usable(s.Ping(context.Background())) }
+	if !atOnce || !responds() {
 		for times := 0; times < 2; {
 			select {
 			case <-s.closed:
@@ -208,7 +210,7 @@ func (s *Store) probe(atOnce bool) {
 			case <-time.After(s.config.Retry):
 			}
 			times++
-			if !answers() {
+			if !responds() {
 				times = 0
 			}
 		}
@@ -221,7 +223,8 @@ func (s *Store) probe(atOnce bool) {
 	s.down.Store(false)
 }
 
-// roomPause is how often a full engine is tried. One that has space only now and then stays full.
+// roomPause is the interval at which a full engine is tried. An engine that has space only now and
+// then counts as full.
 const roomPause = 10 * time.Second
 
 // noteFull marks the engine as full, and tries it until it has space.
@@ -251,8 +254,8 @@ func (s *Store) awaitRoom() {
 	}
 }
 
-// Ping checks whether the engine is available, even if it was unavailable before. If it is available but
-// full, the error is [ErrFull].
+// Ping checks whether the engine is available, even if it was unavailable before. If it is
+// available but full, the error is [ErrFull].
 func (s *Store) Ping(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.config.Timeout)
 	defer cancel()
@@ -270,7 +273,7 @@ func (s *Store) Ping(ctx context.Context) error {
 	return err
 }
 
-// tryEngine runs operations that the user may have no permission for, or that may exceed its space.
+// tryEngine runs operations that fail without permission or without space.
 func (s *Store) tryEngine(ctx context.Context) error {
 	name := s.config.Prefix + "{ping}"
 	if _, err := s.engine.Publish(ctx, name, nil); err != nil {
@@ -345,8 +348,8 @@ func (s *Space) Set(ctx context.Context, owner, name string, value []byte, ttl t
 	})
 }
 
-// Swap replaces the version of a value that Get has returned, if it is still current. The zero Version
-// stands for no value. A nil value is deleted, a ttl of 0 is forever.
+// Swap replaces the version of a value that Get has returned, if it is still current. The zero
+// Version stands for no value. A nil value is deleted, a ttl of 0 is forever.
 func (s *Space) Swap(
 	ctx context.Context, owner, name string, old Version, value []byte, ttl time.Duration,
 ) (swapped bool, err error) {
@@ -390,7 +393,8 @@ func (s *Space) Spend(
 
 func (s *Space) topic(name string) string { return s.config.Prefix + "{" + s.hash("topic", name) + "}" }
 
-// Publish sends a message to all replicas that have subscribed to a topic, and reports whether any has.
+// Publish sends a message to all replicas that have subscribed to a topic, and reports whether any
+// has.
 func (s *Space) Publish(ctx context.Context, topic string, message []byte) (received bool, err error) {
 	topic = s.topic(topic)
 	err = s.do(ctx, "publish", func(ctx context.Context) error {
@@ -400,8 +404,8 @@ func (s *Space) Publish(ctx context.Context, topic string, message []byte) (rece
 	return received, err
 }
 
-// Subscribe calls f with each message to a topic, and with nil when messages may have been lost, see
-// [Engine.Subscribe].
+// Subscribe calls f with each message to a topic, and with nil when messages may have been lost,
+// see [Engine.Subscribe].
 func (s *Space) Subscribe(ctx context.Context, topic string, f func(message []byte)) (stop func(), err error) {
 	topic = s.topic(topic)
 	err = s.do(ctx, "subscribe", func(ctx context.Context) error {
@@ -417,8 +421,8 @@ func (s *Space) Subscribe(ctx context.Context, topic string, f func(message []by
 	return stop, err
 }
 
-// Listen subscribes as soon as the engine is available, until stop is called. The caller must call stop
-// before it closes the store.
+// Listen subscribes as soon as the engine is available, until stop is called. The caller must call
+// stop before it closes the store.
 func (s *Space) Listen(topic string, f func(message []byte)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	unsubscribe, err := s.Subscribe(ctx, topic, f)

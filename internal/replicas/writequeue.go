@@ -41,15 +41,15 @@ const (
 	maxWriteWorkers = 4
 	maxWrites       = 10_000          // in the queue
 	maxAttempts     = 3               // for each write, so that others get their turn
-	closeTime       = 5 * time.Second // to write the queue on close
+	closeTimeout    = 5 * time.Second // to write the queue on close
 )
 
 func newWriteQueue(s *Store) *writeQueue {
-	b := &writeQueue{store: s}
+	q := &writeQueue{store: s}
 	limits := quota.Limits{Entries: maxWrites, Bytes: s.config.QueueBytes}
-	b.writes = quota.NewCache(writeQuota, limits, 0, func(_ writeKey, w queuedWrite) { w.reportLost() })
-	b.ctx, b.cancel = context.WithCancel(context.Background())
-	return b
+	q.writes = quota.NewCache(writeQuota, limits, 0, func(_ writeKey, w queuedWrite) { w.reportLost() })
+	q.ctx, q.cancel = context.WithCancel(context.Background())
+	return q
 }
 
 func (w queuedWrite) reportLost() {
@@ -59,72 +59,72 @@ func (w queuedWrite) reportLost() {
 }
 
 // add queues a write of a number of bytes.
-func (b *writeQueue) add(key writeKey, bytes int64, w queuedWrite) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closing {
-		b.unwritten++
+func (q *writeQueue) add(key writeKey, bytes int64, w queuedWrite) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closing {
+		q.unwritten++
 		w.reportLost()
 		return
 	}
-	if !b.writes.Put(key.space+"\x00"+key.owner, key, w, bytes) {
+	if !q.writes.Put(key.space+"\x00"+key.owner, key, w, bytes) {
 		w.reportLost()
-	} else if b.workers < maxWriteWorkers {
-		b.workers++
-		b.running.Go(b.run)
+	} else if q.workers < maxWriteWorkers {
+		q.workers++
+		q.running.Go(q.run)
 	}
 }
 
 // run carries out writes until the queue is empty.
-func (b *writeQueue) run() {
+func (q *writeQueue) run() {
 	for {
-		b.mu.Lock()
-		key, w, ok := b.writes.Oldest()
-		if !ok || b.ctx.Err() != nil {
-			b.workers--
-			b.mu.Unlock()
+		q.mu.Lock()
+		key, w, ok := q.writes.Oldest()
+		if !ok || q.ctx.Err() != nil {
+			q.workers--
+			q.mu.Unlock()
 			return
 		}
-		b.writes.Remove(key)
-		b.inProgress++
-		b.mu.Unlock()
-		if err := b.attempt(w); err != nil {
-			b.noteLost(w)
+		q.writes.Remove(key)
+		q.inProgress++
+		q.mu.Unlock()
+		if err := q.attempt(w); err != nil {
+			q.noteLost(w)
 		}
-		b.mu.Lock()
-		b.inProgress--
-		b.mu.Unlock()
+		q.mu.Lock()
+		q.inProgress--
+		q.mu.Unlock()
 	}
 }
 
 // pending returns how many writes are queued or in progress.
-func (b *writeQueue) pending() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.writes.Len() + b.inProgress
+func (q *writeQueue) pending() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.writes.Len() + q.inProgress
 }
 
 // noteLost handles a write that failed.
-func (b *writeQueue) noteLost(w queuedWrite) {
+func (q *writeQueue) noteLost(w queuedWrite) {
 	w.reportLost()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.closing {
-		b.unwritten++
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closing {
+		q.unwritten++
 	}
 }
 
 // attempt carries out a write when the engine is available.
-func (b *writeQueue) attempt(w queuedWrite) (err error) {
+func (q *writeQueue) attempt(w queuedWrite) (err error) {
 	for range maxAttempts {
-		for !b.store.Up() {
+		for !q.store.Up() {
 			select {
-			case <-b.ctx.Done():
-				return b.ctx.Err()
-			case <-time.After(b.store.config.Retry):
+			case <-q.ctx.Done():
+				return q.ctx.Err()
+			case <-time.After(q.store.config.Retry):
 			}
 		}
-		err = w.write(b.ctx)
+		err = w.write(q.ctx)
 		if !errors.Is(err, ErrUnavailable) {
 			return err
 		}
@@ -132,22 +132,22 @@ func (b *writeQueue) attempt(w queuedWrite) (err error) {
 	return err
 }
 
-// close waits up to closeTime for queued writes. If there are any, it tries an unavailable engine
+// close waits up to closeTimeout for queued writes. If there are any, it tries an unavailable engine
 // once more.
-func (b *writeQueue) close() {
-	b.mu.Lock()
-	b.closing = true
-	writing := b.workers > 0
-	b.mu.Unlock()
-	if writing && !b.store.Up() && !usable(b.store.Ping(context.Background())) {
-		b.cancel()
+func (q *writeQueue) close() {
+	q.mu.Lock()
+	q.closing = true
+	writing := q.workers > 0
+	q.mu.Unlock()
+	if writing && !q.store.Up() && !usable(q.store.Ping(context.Background())) {
+		q.cancel()
 	}
-	defer time.AfterFunc(closeTime, b.cancel).Stop()
-	b.running.Wait()
-	b.cancel()
-	if unwritten := b.unwritten + b.writes.Len(); unwritten > 0 {
-		b.store.config.Logger.Warn("some values were not written to the shared store before shutdown",
+	defer time.AfterFunc(closeTimeout, q.cancel).Stop()
+	q.running.Wait()
+	q.cancel()
+	if unwritten := q.unwritten + q.writes.Len(); unwritten > 0 {
+		q.store.config.Logger.Warn("some values were not written to the shared store before shutdown",
 			zap.Int("values", unwritten))
 	}
-	b.writes.Close()
+	q.writes.Close()
 }

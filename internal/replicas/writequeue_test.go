@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// settings are those of a store in a test.
+// settings returns the configuration of a store in a test.
 func settings(t *testing.T) replicas.Config {
 	return replicas.Config{
 		Key: []byte("0123456789abcdef0123456789abcdef"), Prefix: "test:",
@@ -30,7 +30,7 @@ type silent struct{}
 func (silent) Done(string, replicas.Outcome, time.Duration) {}
 func (silent) Up(bool)                                      {}
 
-// found reports whether a value is kept, by an engine that works.
+// found reports whether a value is stored. The engine must be available.
 func found(t *testing.T, s *replicas.Space, owner, name string) bool {
 	t.Helper()
 	value, err := s.Find(t.Context(), owner, name)
@@ -40,8 +40,8 @@ func found(t *testing.T, s *replicas.Space, owner, name string) bool {
 	return value != nil
 }
 
-// What is to be written while the engine is unavailable is written when it can be used again.
-func TestBehindWaitsForTheEngine(t *testing.T) {
+// Writes during an outage of the engine are done after it.
+func TestWriteQueueWaitsForTheEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		store := replicas.Open(engine, settings(t))
@@ -52,7 +52,7 @@ func TestBehindWaitsForTheEngine(t *testing.T) {
 			space.KeepLater("owner", fmt.Sprint(i), []byte("value"), time.Hour)
 		}
 		time.Sleep(time.Minute)
-		// A write of each goroutine has failed, and then the engine was tried once in a second and a quarter.
+		// A write of each goroutine has failed. After that, the engine was tried once in 1.25 seconds.
 		if n := engine.Operations.Load(); n > 60 {
 			t.Errorf("%d operations in a minute", n)
 		}
@@ -63,16 +63,17 @@ func TestBehindWaitsForTheEngine(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		for i := range 10 {
 			if !found(t, space, "owner", fmt.Sprint(i)) {
-				t.Errorf("%d is not written", i)
+				t.Errorf("entry %d was not written", i)
 			}
 		}
 		if n := store.Waiting(); n != 0 {
-			t.Errorf("%d writes wait in the end", n)
+			t.Errorf("%d writes wait after the outage", n)
 		}
 	})
 }
 
-// When the queue is full, the owner with the most bytes in it loses its oldest write, and lost is called.
+// When the queue is full, the owner with the most bytes in it loses its oldest write, and lost is
+// called for it.
 func TestBehindIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -80,7 +81,7 @@ func TestBehindIsBounded(t *testing.T) {
 		defer store.Close()
 		space := store.Space("s")
 		engine.Down.Store(true)
-		_, _ = space.Find(t.Context(), "", "") // now it is known
+		_, _ = space.Find(t.Context(), "", "") // the store notices that it is down
 		var mu sync.Mutex
 		lost := ""
 		add := func(owner string, name, size int) {
@@ -114,14 +115,14 @@ func TestBehindIsBounded(t *testing.T) {
 			var owner, name string
 			_, _ = fmt.Sscan(key, &owner, &name)
 			if found(t, space, owner, name) != there {
-				t.Errorf("%s is written: %t", key, !there)
+				t.Errorf("%s was written: %t", key, !there)
 			}
 		}
 	})
 }
 
-// A write that fails by itself does not keep others waiting.
-func TestBehindGivesUp(t *testing.T) {
+// Failing writes do not delay others.
+func TestWriteQueueSkipsFailingWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		store := replicas.Open(engine, settings(t))
@@ -144,20 +145,20 @@ func TestBehindGivesUp(t *testing.T) {
 		space.KeepLater("owner", "good", nil, time.Hour)
 		synctest.Wait()
 		if !found(t, space, "owner", "good") {
-			t.Error("it is not written")
+			t.Error("the value was not written")
 		}
 	})
 }
 
-// An engine that is not known to be back is tried once more when the store is closed, and not longer than an operation
-// may take. What is lost is logged.
-func TestBehindIsClosedAfterAnOutage(t *testing.T) {
+// When the store is closed during an outage, the engine is tried once more, for at most the timeout
+// of an operation. Lost writes are logged.
+func TestWriteQueueClosesDuringAnOutage(t *testing.T) {
 	for name, test := range map[string]struct {
 		at   func(*replicastest.Engine)
 		want int
 		took time.Duration // at most
 	}{
-		"back":    {func(e *replicastest.Engine) { e.Down.Store(false) }, 20, closeTime},
+		"back":    {func(e *replicastest.Engine) { e.Down.Store(false) }, 20, closeTimeout},
 		"down":    {func(*replicastest.Engine) {}, 0, 0},
 		"stalled": {func(e *replicastest.Engine) { e.Stalled.Store(true); e.Down.Store(false) }, 0, 250 * time.Millisecond},
 	} {
@@ -178,11 +179,11 @@ func TestBehindIsClosedAfterAnOutage(t *testing.T) {
 				began := time.Now()
 				store.Close()
 				if took := time.Since(began); took > test.took {
-					t.Errorf("it took %s", took)
+					t.Errorf("Close took %s", took)
 				}
 				engine.Stalled.Store(false)
 				if n := len(engine.Values()); n != test.want {
-					t.Errorf("%d of 20 are written", n)
+					t.Errorf("%d of 20 were written", n)
 				}
 				said := logs.FilterMessage("some values were not written to the shared store before shutdown").All()
 				switch {
@@ -196,11 +197,11 @@ func TestBehindIsClosedAfterAnOutage(t *testing.T) {
 	}
 }
 
-// closeTime is how long a store that is closed goes on with writing.
-const closeTime = 5 * time.Second
+// closeTimeout is how long a closed store continues to write.
+const closeTimeout = 5 * time.Second
 
-// What waits is written when the store is closed, unless the engine is unavailable.
-func TestBehindIsClosed(t *testing.T) {
+// Waiting writes are done when the store is closed, unless the engine is unavailable.
+func TestWriteQueueCloses(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			engine := replicastest.New()
@@ -215,10 +216,10 @@ func TestBehindIsClosed(t *testing.T) {
 			began := time.Now()
 			store.Close()
 			if took := time.Since(began); took > 0 {
-				t.Errorf("it took %s", took)
+				t.Errorf("Close took %s", took)
 			}
 			if n := len(engine.Values()); (n == 100) == down {
-				t.Errorf("%d of 100 are written", n)
+				t.Errorf("%d of 100 were written", n)
 			}
 			store.Space("s").KeepLater("owner", "late", nil, time.Hour)
 		})

@@ -15,21 +15,21 @@ var (
 	errNoType  = errors.New("the response has an item that is not a score")
 )
 
-// names are the members of a response that may hold the scores.
-var names = [...]string{"scores", "results", "result", "output", "data"}
+// listNames are the members of a response that may hold the scores.
+var listNames = [...]string{"scores", "results", "result", "output", "data"}
 
-// read returns the scores in a response for n documents, NaN for documents that it omits or that
-// have null.
+// readScores returns the scores in a response for n documents, NaN for documents that it omits or
+// that have null.
 //
-// A score is a JSON number. The list of scores is the whole response, or has one of the names, or
-// is inside a member with one. It may be the only item of a list, because requests can have
-// several queries.
-func read(answer []byte, n int) ([]float64, error) {
+// A score is a JSON number. The list of scores is the whole response, or a member with one of the
+// listNames, or a member of such a member. It may be the only item of another list, because a
+// request can have several queries, with a list for each.
+func readScores(answer []byte, n int) ([]float64, error) {
 	var value any
 	if err := json.Unmarshal(answer, &value); err != nil {
 		return nil, errNoJSON
 	}
-	list := find(value, 2, 1)
+	list := findScores(value, 2, 1)
 	if list == nil {
 		return nil, errNoList
 	}
@@ -37,7 +37,7 @@ func read(answer []byte, n int) ([]float64, error) {
 	for i := range scores {
 		scores[i] = math.NaN()
 	}
-	if err := fill(scores, list); err != nil {
+	if err := setScores(scores, list); err != nil {
 		return nil, err
 	}
 	for _, score := range scores {
@@ -48,12 +48,13 @@ func read(answer []byte, n int) ([]float64, error) {
 	return nil, errNoScore
 }
 
-// find returns the list of scores in value, under at most named names and nested lists, or nil.
-func find(value any, named, nested int) []any {
+// findScores returns the list of scores in value, or nil. The list may be inside at most named
+// members and nested lists.
+func findScores(value any, named, nested int) []any {
 	switch value := value.(type) {
 	case []any:
 		if len(value) == 1 && nested > 0 {
-			if list := find(value[0], named, nested-1); list != nil {
+			if list := findScores(value[0], named, nested-1); list != nil {
 				return list
 			}
 		}
@@ -62,8 +63,8 @@ func find(value any, named, nested int) []any {
 		if _, ok := scoreOf(value); ok || named == 0 {
 			return nil
 		}
-		for _, name := range names {
-			if list := find(value[name], named-1, nested); list != nil {
+		for _, name := range listNames {
+			if list := findScores(value[name], named-1, nested); list != nil {
 				return list
 			}
 		}
@@ -71,8 +72,8 @@ func find(value any, named, nested int) []any {
 	return nil
 }
 
-// fill sets the scores from a list: by position, or by the index of its items.
-func fill(scores []float64, list []any) error {
+// setScores sets the scores from a list: by position, or by the index of each item.
+func setScores(scores []float64, list []any) error {
 	indexed := false
 	if len(list) > 0 {
 		_, indexed = list[0].(map[string]any)

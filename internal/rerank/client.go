@@ -28,7 +28,7 @@ type Config struct {
 	// NeedsKey makes an empty Key an error.
 	NeedsKey bool
 
-	// Wire is the format of requests, Model the model that they name if the format has one.
+	// Wire is the format of requests. Model is the model that they name if the format has one.
 	Wire  Wire
 	Model string
 
@@ -71,8 +71,8 @@ type Client struct {
 	closed    atomic.Bool
 }
 
-// New returns a Client, which must be closed. It does not dial. Err and every Score report errors of
-// the configuration.
+// New returns a Client, which must be closed. It does not dial. Err and every Score report errors
+// of the configuration.
 func New(config Config) *Client {
 	return &Client{
 		config: config,
@@ -148,19 +148,19 @@ func (c *Client) Score(ctx context.Context, goal string, lines []string) (*Score
 	for i, line := range chosen {
 		documents[i] = lines[line]
 	}
-	answer, fault := c.ask(ctx, goal, documents)
+	answer, fault := c.post(ctx, goal, documents)
 	if fault != nil {
 		return nil, fault
 	}
-	scores, err := read(answer, len(documents))
+	scores, err := readScores(answer, len(documents))
 	if err != nil {
 		return nil, &Fault{Kind: KindParse, Err: err}
 	}
-	return spread(scores, chosen, len(lines)), nil
+	return scoresOfLines(scores, chosen, len(lines)), nil
 }
 
-// spread assigns the scores of documents to their lines.
-func spread(scores []float64, chosen []int, n int) *Scored {
+// scoresOfLines assigns the scores of documents to their lines.
+func scoresOfLines(scores []float64, chosen []int, n int) *Scored {
 	scored := &Scored{Scores: make([]float64, n), Status: http.StatusOK}
 	for i := range scored.Scores {
 		scored.Scores[i] = math.NaN()
@@ -174,8 +174,8 @@ func spread(scores []float64, chosen []int, n int) *Scored {
 	return scored
 }
 
-// ask sends the documents and returns the body of the response.
-func (c *Client) ask(ctx context.Context, goal string, documents []string) ([]byte, *Fault) {
+// post sends the documents and returns the body of the response.
+func (c *Client) post(ctx context.Context, goal string, documents []string) ([]byte, *Fault) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
 	request, err := c.request(ctx, goal, documents)
@@ -187,10 +187,10 @@ func (c *Client) ask(ctx context.Context, goal string, documents []string) ([]by
 			c.transport.CloseIdleConnections()
 		}
 	}()
-	// Not with http.Client, which follows redirects and has the URL in its errors.
+	// http.Client would follow redirects, and its errors contain the URL.
 	response, err := c.transport.RoundTrip(request)
 	if err != nil {
-		return nil, c.broken(ctx, err)
+		return nil, c.httpFault(ctx, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
@@ -199,7 +199,7 @@ func (c *Client) ask(ctx context.Context, goal string, documents []string) ([]by
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	if err != nil {
-		return nil, c.broken(ctx, err)
+		return nil, c.httpFault(ctx, err)
 	}
 	if len(answer) > maxAnswer {
 		return nil, &Fault{Kind: KindParse, Err: fmt.Errorf("the response is longer than %d bytes", maxAnswer)}
@@ -227,13 +227,13 @@ func (c *Client) request(ctx context.Context, goal string, documents []string) (
 	return request, nil
 }
 
-// broken returns the fault of a failed request.
-func (c *Client) broken(ctx context.Context, err error) *Fault {
+// httpFault returns the fault of a failed request.
+func (c *Client) httpFault(ctx context.Context, err error) *Fault {
 	return &Fault{Kind: KindHTTP, Err: c.cause(ctx, err)}
 }
 
-// cause returns why a request failed. It keeps only errors whose text comes from this machine; others
-// quote what was received.
+// cause returns why a request failed. It keeps only errors whose text comes from this machine,
+// because other errors may quote the response.
 func (c *Client) cause(ctx context.Context, err error) error {
 	var (
 		operation   *net.OpError
@@ -243,13 +243,13 @@ func (c *Client) cause(ctx context.Context, err error) error {
 	)
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return fmt.Errorf("given up: %w", context.Canceled)
+		return fmt.Errorf("request canceled: %w", context.Canceled)
 	case ctx.Err() != nil || isTimeout(err):
-		return fmt.Errorf("not finished after %s: %w", c.config.Timeout, context.DeadlineExceeded)
+		return fmt.Errorf("no complete response after %s: %w", c.config.Timeout, context.DeadlineExceeded)
 	case errors.Is(err, errProxy):
 		return errProxy
 	case errors.As(err, &operation) && operation.Op == "proxyconnect":
-		return fmt.Errorf("the proxy: %w", c.cause(ctx, operation.Err))
+		return fmt.Errorf("connect to the proxy: %w", c.cause(ctx, operation.Err))
 	case operation != nil:
 		return operation
 	case errors.As(err, &record):
@@ -269,10 +269,10 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-var errProxy = errors.New("the environment names an invalid proxy")
+var errProxy = errors.New("invalid proxy URL in HTTP_PROXY or HTTPS_PROXY")
 
-// proxy returns the proxy that the environment names, never for local addresses. The error does not
-// repeat it, because it may contain a password.
+// proxy returns the proxy that the environment names, or nil for local addresses. The error does
+// not quote the proxy, because its URL may contain a password.
 func proxy(r *http.Request) (*url.URL, error) {
 	proxy, err := http.ProxyFromEnvironment(r)
 	if err != nil {

@@ -26,15 +26,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	key = "sk_test_hunter2"
 
-	// patience is how long a test waits for what must come, haste for what must not.
-	patience = 20 * time.Second
-	haste    = 30 * time.Millisecond
+	// longTimeout is for expected responses, shortTimeout for responses that do not come.
+	longTimeout  = 20 * time.Second
+	shortTimeout = 30 * time.Millisecond
 )
 
 // newClient returns a client of an endpoint.
 func newClient(t *testing.T, url string, configure func(*Config)) *Client {
 	t.Helper()
-	config := Config{URL: url, Key: key, NeedsKey: true, Timeout: patience, MaxDocs: 64}
+	config := Config{URL: url, Key: key, NeedsKey: true, Timeout: longTimeout, MaxDocs: 64}
 	if configure != nil {
 		configure(&config)
 	}
@@ -73,7 +73,7 @@ func TestScores(t *testing.T) { // P63, W1
 		{path: "/deep", want: kept, docs: 4},
 		{path: "/idx", want: kept, docs: 4},
 		{path: "/desc", want: []float64{1, 0.75, 0.5, 0.25}, docs: 4},
-		{path: "/short", want: []float64{0.1, 0.9, no, no}, docs: 2},
+		{path: "/short", want: []float64{0.1, 0.9, nan, nan}, docs: 2},
 		{path: "/cohere", wire: Query, want: kept, docs: 4},
 	}
 	url := serve(t, new(mcptest.Reranker))
@@ -84,14 +84,14 @@ func TestScores(t *testing.T) { // P63, W1
 			if fault != nil {
 				t.Fatal(fault)
 			}
-			if !alike(scored.Scores, tt.want) || scored.Docs != tt.docs || scored.Status != 200 {
+			if !equalScores(scored.Scores, tt.want) || scored.Docs != tt.docs || scored.Status != 200 {
 				t.Errorf("got %+v, want %v of %d", scored, tt.want, tt.docs)
 			}
 		})
 	}
 }
 
-func TestWhatIsSent(t *testing.T) { // P63, W1
+func TestSentRequests(t *testing.T) { // P63, W1
 	tests := []struct {
 		name      string
 		path      string
@@ -100,15 +100,15 @@ func TestWhatIsSent(t *testing.T) { // P63, W1
 		headers   map[string]string
 	}{
 		{
-			"a bearer and queries", "/ok", nil,
+			"a bearer token and queries", "/ok", nil,
 			`{"queries":["<goal>"],"documents":["a & b","c"]}`, map[string]string{"Authorization": "Bearer " + key},
 		},
 		{
-			"a query of a model", "/cohere", func(c *Config) { c.Wire, c.Model = Query, "m" },
+			"a query with a model", "/cohere", func(c *Config) { c.Wire, c.Model = Query, "m" },
 			`{"query":"<goal>","documents":["a & b","c"],"model":"m"}`, map[string]string{"Authorization": "Bearer " + key},
 		},
 		{
-			"no bearer without a key", "/cohere", func(c *Config) { c.Wire, c.Key, c.NeedsKey = Query, "", false },
+			"no bearer token without a key", "/cohere", func(c *Config) { c.Wire, c.Key, c.NeedsKey = Query, "", false },
 			`{"query":"<goal>","documents":["a & b","c"]}`, nil,
 		},
 	}
@@ -147,13 +147,13 @@ func TestTooManyLinesAreSampled(t *testing.T) { // P67
 	if want := `{"queries":["zzzz"],"documents":["ligne 1","ligne 3","ligne 6","ligne 9"]}`; reranker.Last().Body != want {
 		t.Errorf("sent %s\nwant %s", reranker.Last().Body, want)
 	}
-	want := []float64{1, no, 0.75, no, no, 0.5, no, no, 0.25}
-	if !alike(scored.Scores, want) || scored.Docs != 4 {
+	want := []float64{1, nan, 0.75, nan, nan, 0.5, nan, nan, 0.25}
+	if !equalScores(scored.Scores, want) || scored.Docs != 4 {
 		t.Errorf("got %+v, want %v", scored, want)
 	}
 }
 
-func TestNothingIsAskedOfNoLines(t *testing.T) {
+func TestNoLinesNeedNoRequest(t *testing.T) {
 	reranker := new(mcptest.Reranker)
 	scored, fault := newClient(t, serve(t, reranker)+"/ok", nil).Score(t.Context(), "goal", nil)
 	if scored != nil || fault != nil || reranker.Count() != 0 {
@@ -161,8 +161,7 @@ func TestNothingIsAskedOfNoLines(t *testing.T) {
 	}
 }
 
-// listen accepts connections and does something with each, once its request has begun
-// to arrive.
+// listen accepts connections and calls answer with each, after its request has begun to arrive.
 func listen(t *testing.T, answer func(net.Conn)) (address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -186,8 +185,8 @@ func listen(t *testing.T, answer func(net.Conn)) (address string) {
 	return listener.Addr().String()
 }
 
-// says answers each connection with a text.
-func says(t *testing.T, text string) (address string) {
+// respondRaw writes a text to each connection.
+func respondRaw(t *testing.T, text string) (address string) {
 	return listen(t, func(conn net.Conn) { _, _ = io.WriteString(conn, text) })
 }
 
@@ -211,13 +210,13 @@ func selfSigned(t *testing.T) string {
 	return server.URL
 }
 
-// path returns an endpoint of a reranker that has a secret in its query.
+// path returns an endpoint of a reranker, with a secret in its query.
 func path(path string) func(t *testing.T) string {
 	return func(t *testing.T) string { return serve(t, new(mcptest.Reranker)) + path + "?secret=" + key }
 }
 
-// answers returns an endpoint that answers with a body.
-func answers(body string) func(t *testing.T) string {
+// respond returns an endpoint that responds with a body.
+func respond(body string) func(t *testing.T) string {
 	return func(t *testing.T) string {
 		return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
 	}
@@ -226,7 +225,7 @@ func answers(body string) func(t *testing.T) string {
 func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	withKey := func(key string) func(*Config) { return func(c *Config) { c.Key = key } }
 	url := func(url string) func(*testing.T) string { return func(*testing.T) string { return url } }
-	impatient := func(c *Config) { c.Timeout = haste }
+	impatient := func(c *Config) { c.Timeout = shortTimeout }
 	echo := func(t *testing.T) string {
 		return "http://" + listen(t, func(conn net.Conn) { _, _ = fmt.Fprintf(conn, "Bearer %s: what?\r\n\r\n", key) })
 	}
@@ -240,11 +239,11 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 	}{
 		{"no key", path("/ok"), withKey(""), KindConfig, 0, "missing API key"},
 		{"a key of two lines", path("/ok"), withKey(key + "\nX: y"), KindConfig, 0, "the API key"},
-		{"a key of other letters", path("/ok"), withKey(key + "é"), KindConfig, 0, "the API key"},
+		{"a key with letters outside ASCII", path("/ok"), withKey(key + "é"), KindConfig, 0, "the API key"},
 		{"no URL", url(""), nil, KindConfig, 0, "URL"},
 		{"an invalid URL", url("http://" + key + ":x"), nil, KindConfig, 0, "not a URL"},
 		{"a URL with a password", url("http://me:" + key + "@127.0.0.1:1/"), nil, KindConfig, 0, "password"},
-		{"a URL of something else", url("file:///etc/" + key), nil, KindConfig, 0, "http or https"},
+		{"a URL with another scheme", url("file:///etc/" + key), nil, KindConfig, 0, "http or https"},
 		{"a URL without a host", url("https:///" + key), nil, KindConfig, 0, "host"},
 		{"a URL with an invalid port", url("http://127.0.0.1:99999/" + key), nil, KindConfig, 0, "port"},
 
@@ -255,32 +254,33 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		{"status 503", path("/503"), nil, KindHTTP, 503, "status 503"},
 		{"status 204", path("/204"), nil, KindHTTP, 204, "status 204"},
 		{"status 302", path("/302"), nil, KindHTTP, 302, "status 302"},
-		{"a redirection that wants the request again", path("/redirect"), nil, KindHTTP, 307, "status 307"},
+		{"a redirection that repeats the request", path("/redirect"), nil, KindHTTP, 307, "status 307"},
 
-		{"nothing listens", func(t *testing.T) string { return "http://" + closedPort(t) + "/?" + key }, nil, KindHTTP, 0,
+		{"a closed port", func(t *testing.T) string { return "http://" + closedPort(t) + "/?" + key }, nil, KindHTTP, 0,
 			"connection refused"},
-		{"a reset in the middle of the answer", path("/reset"), nil, KindHTTP, 0, "connection reset"},
-		{"a connection closed without an answer", func(t *testing.T) string { return "http://" + says(t, "") }, nil,
+		{"a reset in the middle of the response", path("/reset"), nil, KindHTTP, 0, "connection reset"},
+		{"a connection closed without a response", func(t *testing.T) string { return "http://" + respondRaw(t, "") }, nil,
 			KindHTTP, 0, "closed before the end"},
-		{"a connection closed in the middle of the answer", func(t *testing.T) string {
-			return "http://" + says(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"scores\":[1,2")
+		{"a connection closed in the middle of the response", func(t *testing.T) string {
+			return "http://" + respondRaw(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"scores\":[1,2")
 		}, nil, KindHTTP, 0, "closed before the end"},
-		{"no answer in time", path("/hang"), impatient, KindHTTP, 0, "not finished after 30ms"},
-		{"the rest of an answer not in time", path("/slowbody"), impatient, KindHTTP, 0, "not finished after 30ms"},
+		{"no response in time", path("/hang"), impatient, KindHTTP, 0, "no complete response after 30ms"},
+		{"an incomplete response in time", path("/slowbody"), impatient, KindHTTP, 0, "no complete response after 30ms"},
 		{"no handshake in time", func(t *testing.T) string {
 			return "https://" + listen(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
-		}, impatient, KindHTTP, 0, "not finished after 30ms"},
-		{"something else than HTTP, which repeats the key", echo, nil, KindHTTP, 0, "invalid HTTP response"},
+		}, impatient, KindHTTP, 0, "no complete response after 30ms"},
+		{"a response that is not HTTP and repeats the key", echo, nil, KindHTTP, 0, "invalid HTTP response"},
 		{"too many headers", func(t *testing.T) string {
-			return "http://" + says(t, "HTTP/1.1 200 OK\r\n"+strings.Repeat("X: "+key+"\r\n", 10_000)+"\r\n{}")
-		}, nil, KindHTTP, 0, ""}, // the server may find the connection closed under it
-		{"another protocol than TLS", func(t *testing.T) string { return "https://" + says(t, "220 smtp."+key+"\r\n") }, nil,
+			return "http://" + respondRaw(t, "HTTP/1.1 200 OK\r\n"+strings.Repeat("X: "+key+"\r\n", 10_000)+"\r\n{}")
+		}, nil, KindHTTP, 0, ""}, // the error varies, because the client closes the connection early
+		{"another protocol instead of TLS",
+			func(t *testing.T) string { return "https://" + respondRaw(t, "220 smtp."+key+"\r\n") }, nil,
 			KindHTTP, 0, "TLS"},
 		{"HTTP instead of TLS", func(t *testing.T) string {
-			return "https://" + says(t, "HTTP/1.1 400 Bad Request\r\n\r\n"+key)
+			return "https://" + respondRaw(t, "HTTP/1.1 400 Bad Request\r\n\r\n"+key)
 		}, nil, KindHTTP, 0, "TLS"},
 		{"a certificate that is not trusted", selfSigned, nil, KindHTTP, 0, "certificate"},
-		{"a body that is not as it is encoded", func(t *testing.T) string {
+		{"a body without its announced encoding", func(t *testing.T) string {
 			return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = io.WriteString(w, `{"scores":[1]} `+key)
@@ -288,16 +288,16 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		}, nil, KindHTTP, 0, "invalid HTTP response"},
 
 		{"text", path("/text"), nil, KindParse, 0, "not JSON"},
-		{"an empty body", answers(""), nil, KindParse, 0, "not JSON"},
-		{"JSON that is cut short", answers(`{"scores":[1,`), nil, KindParse, 0, "not JSON"},
-		{"text that repeats the key", answers(key), nil, KindParse, 0, "not JSON"},
-		{"an error with status 200", answers(`{"error":"` + key + `"}`), nil, KindParse, 0, "no list"},
+		{"an empty body", respond(""), nil, KindParse, 0, "not JSON"},
+		{"truncated JSON", respond(`{"scores":[1,`), nil, KindParse, 0, "not JSON"},
+		{"text that repeats the key", respond(key), nil, KindParse, 0, "not JSON"},
+		{"an error with status 200", respond(`{"error":"` + key + `"}`), nil, KindParse, 0, "no list"},
 		{"an empty list", path("/empty"), nil, KindParse, 0, "no score"},
 		{"scores that are NaN", path("/nan"), nil, KindParse, 0, "not JSON"},
-		{"texts", answers(`{"scores":["` + key + `"]}`), nil, KindParse, 0, "not a score"},
-		{"indices that do not exist", answers(`[{"index":7,"score":1}]`), nil, KindParse, 0, "no score"},
-		{"more scores than documents", answers(`[1,2,3]`), nil, KindParse, 0, "more scores"},
-		{"an answer that is too long", path("/huge"), nil, KindParse, 0, "longer than 8388608 bytes"},
+		{"texts", respond(`{"scores":["` + key + `"]}`), nil, KindParse, 0, "not a score"},
+		{"unknown indices", respond(`[{"index":7,"score":1}]`), nil, KindParse, 0, "no score"},
+		{"more scores than documents", respond(`[1,2,3]`), nil, KindParse, 0, "more scores"},
+		{"a response that is too long", path("/huge"), nil, KindParse, 0, "longer than 8388608 bytes"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -340,11 +340,11 @@ func TestRedirectsAreNotFollowed(t *testing.T) { // W1
 		})
 	}
 	if n := elsewhere.Count(); n != 0 {
-		t.Errorf("%d requests came where the redirections point to", n)
+		t.Errorf("%d requests reached the target of the redirections", n)
 	}
 }
 
-func TestTheCallerGivesUp(t *testing.T) { // P70
+func TestCancelledCalls(t *testing.T) { // P70
 	for _, path := range []string{"/hang", "/slowbody"} {
 		t.Run(path, func(t *testing.T) {
 			reranker, arrived := new(mcptest.Reranker), make(chan struct{})
@@ -362,7 +362,7 @@ func TestTheCallerGivesUp(t *testing.T) { // P70
 	}
 }
 
-func TestConnectionsAreUsedAgain(t *testing.T) {
+func TestConnectionsAreReused(t *testing.T) {
 	var opened atomic.Int32
 	closed := make(chan struct{}, 10)
 	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
@@ -388,7 +388,7 @@ func TestConnectionsAreUsedAgain(t *testing.T) {
 	client.Close()
 	<-closed
 
-	// A call that comes late is answered, and leaves no connection behind.
+	// A call after Close succeeds and leaves no connection open.
 	if _, fault := client.Score(t.Context(), "goal", []string{"a"}); fault != nil {
 		t.Fatal(fault.Err)
 	}
@@ -408,7 +408,7 @@ func TestAConnectionThatDiedWhileIdleIsReplaced(t *testing.T) {
 	}
 }
 
-// TestHTTP2 shows that nothing is different with HTTP/2, which is what clouds speak.
+// TestHTTP2 checks that HTTP/2, which cloud services use, makes no difference.
 func TestHTTP2(t *testing.T) { // P63, P69, P70
 	tests := []struct {
 		path    string
@@ -416,12 +416,12 @@ func TestHTTP2(t *testing.T) { // P63, P69, P70
 		kind    string
 		status  int
 	}{
-		{path: "/ok", timeout: patience},
-		{path: "/429", timeout: patience, kind: KindHTTP, status: 429},
-		{path: "/reset", timeout: patience, kind: KindHTTP},
-		{path: "/huge", timeout: patience, kind: KindParse},
-		{path: "/hang", timeout: haste, kind: KindHTTP},
-		{path: "/slowbody", timeout: haste, kind: KindHTTP},
+		{path: "/ok", timeout: longTimeout},
+		{path: "/429", timeout: longTimeout, kind: KindHTTP, status: 429},
+		{path: "/reset", timeout: longTimeout, kind: KindHTTP},
+		{path: "/huge", timeout: longTimeout, kind: KindParse},
+		{path: "/hang", timeout: shortTimeout, kind: KindHTTP},
+		{path: "/slowbody", timeout: shortTimeout, kind: KindHTTP},
 	}
 	var protocol atomic.Value
 	reranker := new(mcptest.Reranker)
@@ -444,7 +444,7 @@ func TestHTTP2(t *testing.T) { // P63, P69, P70
 				t.Errorf("got %+v, %+v, want %s %d", scored, fault, tt.kind, tt.status)
 			}
 			if tt.kind == "" && protocol.Load() != "HTTP/2.0" {
-				t.Errorf("it was %v", protocol.Load())
+				t.Errorf("the protocol is %v", protocol.Load())
 			}
 		})
 	}
@@ -460,7 +460,7 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-func TestTheProxyOfTheEnvironmentIsNotOneForThisMachine(t *testing.T) { // W1
+func TestLoopbackAddressesNeedNoProxy(t *testing.T) { // W1
 	for _, url := range []string{"http://127.0.0.1:1/", "http://localhost:1/", "https://[::1]/"} {
 		t.Setenv("HTTP_PROXY", "http://127.0.0.2:2")
 		t.Setenv("HTTPS_PROXY", "http://127.0.0.2:2")
@@ -480,12 +480,12 @@ func TestCauses(t *testing.T) { // P61
 		want string
 	}{
 		{"a proxy that does not listen", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused},
-			"the proxy: dial tcp: refused"},
-		{"a proxy that quotes", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(key)},
-			"the proxy: invalid HTTP response"},
+			"connect to the proxy: dial tcp: refused"},
+		{"a proxy error that quotes the key", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(key)},
+			"connect to the proxy: invalid HTTP response"},
 		{"an invalid proxy", fmt.Errorf("x: %w", errProxy), errProxy.Error()},
 		{"an alert", tls.AlertError(40), "tls: handshake failure"},
-		{"anything", errors.New(key), "invalid HTTP response"},
+		{"another error", errors.New(key), "invalid HTTP response"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -496,7 +496,7 @@ func TestCauses(t *testing.T) { // P61
 	}
 }
 
-func TestManyAtATime(t *testing.T) {
+func TestConcurrentCalls(t *testing.T) {
 	client := newClient(t, serve(t, new(mcptest.Reranker))+"/ok", nil)
 	done := make(chan error)
 	for i := range 100 {

@@ -1,7 +1,8 @@
 package rerank
 
-// Sample returns which of n lines to send when at most limit can be: all, or limit of them, spread
-// evenly and ascending, with the first and, unless limit is 1, the last.
+// Sample returns the indexes of the lines to send if there are n lines and at most limit can be
+// sent. If that is not all lines, they are spread evenly, and include the first line and, unless
+// limit is 1, the last.
 func Sample(n, limit int) []int {
 	limit = max(0, min(n, limit))
 	chosen := make([]int, limit)

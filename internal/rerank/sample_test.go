@@ -12,13 +12,13 @@ func TestSample(t *testing.T) { // P67
 		n, limit int
 		want     []int
 	}{
-		{"nothing of nothing", 0, 64, []int{}},
-		{"nothing if nothing can be sent", 5, 0, []int{}},
-		{"all that there are", 3, 64, []int{0, 1, 2}},
-		{"exactly as many as can be sent", 4, 4, []int{0, 1, 2, 3}},
-		{"one more", 5, 4, []int{0, 1, 2, 4}},
+		{"no lines", 0, 64, []int{}},
+		{"a limit of 0", 5, 0, []int{}},
+		{"fewer lines than the limit", 3, 64, []int{0, 1, 2}},
+		{"as many lines as the limit", 4, 4, []int{0, 1, 2, 3}},
+		{"one line more than the limit", 5, 4, []int{0, 1, 2, 4}},
 		{"the first and the last", 1000, 2, []int{0, 999}},
-		{"only one", 1000, 1, []int{0}},
+		{"only the first", 1000, 1, []int{0}},
 		{"evenly in between", 101, 5, []int{0, 25, 50, 75, 100}},
 	}
 	for _, tt := range tests {
@@ -43,7 +43,7 @@ func TestSampleIsEven(t *testing.T) { // P67
 			step := (n - 1) / (len(chosen) - 1)
 			for i := 1; i < len(chosen); i++ {
 				if gap := chosen[i] - chosen[i-1]; gap < step || gap > step+1 || gap == 0 {
-					t.Fatalf("%d of %d: a step of %d lines where others are of %d", limit, n, gap, step)
+					t.Fatalf("%d of %d: a step of %d lines, want %d or one more", limit, n, gap, step)
 				}
 			}
 		}

@@ -14,10 +14,10 @@ func TestRequests(t *testing.T) { // W1
 		{"queries have no model", Queries, "m", "", []string{"a"}, `{"queries":[""],"documents":["a"]}`},
 		{"markup is not escaped", Queries, "", "<a> & b", []string{"if a < b && c > d {"},
 			`{"queries":["<a> & b"],"documents":["if a < b && c > d {"]}`},
-		{"quotes, tabs and other letters", Queries, "", "\"é\"", []string{"\tx\\", "", "😀"},
+		{"quotes, tabs and characters beyond ASCII", Queries, "", "\"é\"", []string{"\tx\\", "", "😀"},
 			`{"queries":["\"é\""],"documents":["\tx\\","","😀"]}`},
 		{"a query", Query, "", "q", []string{"a"}, `{"query":"q","documents":["a"]}`},
-		{"a query of a model", Query, "BAAI/bge-reranker-v2-m3", "<q>", []string{"a", "b"},
+		{"a query with a model", Query, "BAAI/bge-reranker-v2-m3", "<q>", []string{"a", "b"},
 			`{"query":"<q>","documents":["a","b"],"model":"BAAI/bge-reranker-v2-m3"}`},
 	}
 	for _, tt := range tests {

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzTemplate puts any template. Either the error names a field, or the descriptor is JSON and the
-// values of a matching URI expand to the same URI.
+// FuzzTemplate adds arbitrary templates. Either the error names a field, or the descriptor is JSON
+// and the values of a matching URI expand to the same URI.
 func FuzzTemplate(f *testing.F) {
 	for _, seed := range [][3]string{
 		{"docs://{name}", "file:///srv/{name}.md", "docs://a%20b"}, {"docs://{+path}", "file:///srv/{+path}",
@@ -44,10 +44,10 @@ func FuzzTemplate(f *testing.F) {
 			var shown struct{ URITemplate, Name string }
 			if err := json.Unmarshal(ts.All()[0].Descriptor(), &shown); err != nil || shown.URITemplate != uriTemplate ||
 				shown.Name != "t" {
-				t.Fatalf("%+v is shown as %s", template, ts.All()[0].Descriptor())
+				t.Fatalf("%+v: descriptor is %s", template, ts.All()[0].Descriptor())
 			}
 			if _, original, ok := ts.Find(uriTemplate); !ok || original != template.URI {
-				t.Fatalf("%+v is found: %t, %q", template, ok, original)
+				t.Fatalf("%+v: match is %t, %q", template, ok, original)
 			}
 			literal, _, _ := strings.Cut(uriTemplate, "{")
 			got, expanded, ok := ts.Match(uri)
@@ -55,19 +55,19 @@ func FuzzTemplate(f *testing.F) {
 				continue
 			}
 			if got.Name != "t" || !strings.HasPrefix(uri, literal) || !utf8.ValidString(expanded) {
-				t.Fatalf("%q matches %+v, and is %q", uri, template, expanded)
+				t.Fatalf("%q matches %+v and becomes %q", uri, template, expanded)
 			}
 			// The values expand to the same URI.
 			address, _ := parse(uriTemplate)
 			values, _ := address.match(uri)
 			again, err := url.PathUnescape(address.expand(values))
 			if once, errOnce := url.PathUnescape(uri); err != nil || errOnce != nil || again != once {
-				t.Fatalf("%q of %q is %q after a round trip", uri, uriTemplate, again)
+				t.Fatalf("%q of %q became %q after a round trip", uri, uriTemplate, again)
 			}
 			for name, v := range values {
 				for step := range strings.SplitSeq(v.decoded, "/") {
 					if step == ".." || step == "." {
-						t.Fatalf("%q has %q for %s", uri, v.decoded, name)
+						t.Fatalf("%q: got value %q for %s", uri, v.decoded, name)
 					}
 				}
 			}
@@ -80,7 +80,7 @@ func FuzzTemplate(f *testing.F) {
 					want = strings.ReplaceAll(strings.ReplaceAll(want, "{"+name+"}", v.decoded), "{+"+name+"}", v.decoded)
 				}
 				if expanded != want {
-					t.Fatalf("%q is %q, want %q", uri, expanded, want)
+					t.Fatalf("%q became %q, want %q", uri, expanded, want)
 				}
 			}
 		}

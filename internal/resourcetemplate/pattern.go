@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern is a URI template of RFC 6570 with two kinds of expressions: {name} matches one segment of
-// a path, {+name} one or more. A value is never empty and never contains ? or #.
+// A pattern is a URI template of RFC 6570 with two kinds of expressions: {name} matches one segment
+// of a path, {+name} one or more. A value is never empty and never contains ? or #.
 //
 // Matching takes time linear in the length of the URI. Escaped slashes stay escaped, so a segment
 // stays one segment.

@@ -1,5 +1,5 @@
-// Package resourcetemplate stores the resource templates of the gateway itself: texts with variables,
-// and aliases of the resources of a server.
+// Package resourcetemplate stores the resource templates of the gateway itself: texts with
+// variables, and aliases of the resources of a server.
 package resourcetemplate
 
 import (

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// put returns a set of these templates.
+// put returns a set with these templates.
 func put(t *testing.T, templates ...Template) *Set {
 	t.Helper()
 	ts := New()
@@ -32,33 +32,33 @@ func TestMatch(t *testing.T) { // A67
 		Template{Name: "two", URITemplate: "two://{user}/notes/{+path}.txt", Server: "notes", URI: "note:{path}?user={user}"},
 	)
 	for _, tt := range []struct{ name, uri, template, expanded string }{
-		{"a text with its variable", "hello://World", "greeting", "Hello World, {\"json\": World} {other} World!"},
-		{"a value that is decoded", "hello://W%C3%B6rld%20%7Bwho%7D", "greeting",
+		{"a text with a variable", "hello://World", "greeting", "Hello World, {\"json\": World} {other} World!"},
+		{"an encoded value", "hello://W%C3%B6rld%20%7Bwho%7D", "greeting",
 			"Hello Wörld {who}, {\"json\": Wörld {who}} {other} Wörld {who}!"},
 		{"a template without variables", "about://gateway", "fixed", "a gateway"},
-		{"a window to a server", "docs://intro", "window", "file:///srv/docs/intro.md"},
-		{"a value that stays one part of a path", "docs://a%2Fb%20c", "window", "file:///srv/docs/a%2Fb%20c.md"},
-		{"a value with characters that mean something", "docs://a&b=c+d", "window", "file:///srv/docs/a%26b%3Dc%2Bd.md"},
+		{"a resource of a server", "docs://intro", "window", "file:///srv/docs/intro.md"},
+		{"an encoded slash stays encoded", "docs://a%2Fb%20c", "window", "file:///srv/docs/a%2Fb%20c.md"},
+		{"reserved characters are encoded", "docs://a&b=c+d", "window", "file:///srv/docs/a%26b%3Dc%2Bd.md"},
 		{"a path", "tree://a/b%20c/d", "wide", "file:///srv/tree/a/b%20c/d"},
-		{"a path that becomes one part", "one://a/b", "one", "file:///srv/a%2Fb"},
+		{"a path becomes one segment", "one://a/b", "one", "file:///srv/a%2Fb"},
 		{"two variables", "two://ann/notes/2026/may.txt", "two", "note:2026%2Fmay?user=ann"},
-		{"dots that lead nowhere", "docs://a..b", "window", "file:///srv/docs/a..b.md"},
+		{"dots within a name", "docs://a..b", "window", "file:///srv/docs/a..b.md"},
 
 		{"no value", "hello://", "", ""},
-		{"a slash in one part", "hello://a/b", "", ""},
+		{"a slash in a segment", "hello://a/b", "", ""},
 		{"a query", "hello://a?b", "", ""},
 		{"a fragment in a path", "tree://a#b", "", ""},
-		{"more than the template", "about://gateways", "", ""},
+		{"text after the template", "about://gateways", "", ""},
 		{"a line break at the end", "about://gateway\n", "", ""},
 		{"another scheme", "other://x", "", ""},
-		{"the way up", "docs://..", "", ""},
-		{"the way up, encoded", "docs://%2e%2E", "", ""},
-		{"the way up, encoded twice", "tree://a/%252e%252e/b", "", ""},
-		{"the way up in the middle", "tree://a/../b", "", ""},
-		{"the way up behind an encoded slash", "docs://a%2F..%2Fb", "", ""},
-		{"the way up behind a backslash", "docs://a%5C..%5Cb", "", ""},
+		{"a parent directory", "docs://..", "", ""},
+		{"an encoded parent directory", "docs://%2e%2E", "", ""},
+		{"a parent directory, encoded twice", "tree://a/%252e%252e/b", "", ""},
+		{"a parent directory in the middle", "tree://a/../b", "", ""},
+		{"a parent directory after an encoded slash", "docs://a%2F..%2Fb", "", ""},
+		{"a parent directory after a backslash", "docs://a%5C..%5Cb", "", ""},
 		{"an invalid escape", "docs://%zz", "", ""},
-		{"bytes that are no text", "docs://%ff", "", ""},
+		{"bytes that are not UTF-8", "docs://%ff", "", ""},
 		{"a control character", "docs://a%00", "", ""},
 		{"a URI that is too long", "docs://" + strings.Repeat("x", maxURI), "", ""},
 	} {
@@ -68,7 +68,7 @@ func TestMatch(t *testing.T) { // A67
 				t.Fatalf("matched: %t, %q", ok, expanded)
 			}
 			if ok && (got.Name != tt.template || expanded != tt.expanded) {
-				t.Errorf("%s gave %q, want %s to give %q", got.Name, expanded, tt.template, tt.expanded)
+				t.Errorf("got %s and %q, want %s and %q", got.Name, expanded, tt.template, tt.expanded)
 			}
 		})
 	}
@@ -112,13 +112,13 @@ func TestInvalidTemplates(t *testing.T) { // A67
 		{"several names", Template{Name: "n", URITemplate: "a://{q,r}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"},
 			"uriTemplate: '{' is not allowed"},
-		{"a name with a blank", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a name with a space", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"},
 			"uriTemplate: '{' is not allowed"},
-		{"a brace too many", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "uriTemplate: '}' is not allowed"},
+		{"an extra brace", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "uriTemplate: '}' is not allowed"},
 		{"a variable twice", Template{Name: "n", URITemplate: "a://{a}/{a}", Text: "x"}, "duplicate variable {a}"},
 		{"ambiguous variables", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "no literal before {b}"},
-		{"a blank", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "uriTemplate: ' ' is not allowed"},
+		{"a space", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "uriTemplate: ' ' is not allowed"},
 		{"neither text nor server", Template{Name: "n", URITemplate: "a:b"}, "text: missing"},
 		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"},
 			"text: not allowed together with server"},
@@ -143,7 +143,7 @@ func TestInvalidTemplates(t *testing.T) { // A67
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
 			if len(ts.All()) > 0 {
-				t.Error("it was added")
+				t.Error("the template was added")
 			}
 		})
 	}
@@ -180,16 +180,16 @@ func TestListAndReplace(t *testing.T) { // A67
 		t.Errorf("created: %t, %v", created, err)
 	}
 	if _, _, ok := ts.Match("hello://x"); ok {
-		t.Error("what was replaced is still there")
+		t.Error("the replaced template still matches")
 	}
 	if all := ts.All(); len(all) != 2 || all[0].Name != "a" || all[0].Text != "bye" || all[1].Text != "secret" {
 		t.Errorf("got %+v", all)
 	}
 	if !ts.Has("a") || !ts.Delete("a") || ts.Delete("a") || ts.Has("a") {
-		t.Error("it was not deleted once")
+		t.Error("the template was not deleted once")
 	}
 	if _, _, ok := ts.Match("bye://x"); ok || len(ts.All()) != 1 {
-		t.Error("what was deleted is still there")
+		t.Error("the deleted template still matches")
 	}
 }
 
@@ -201,13 +201,13 @@ func TestLimitOfTemplates(t *testing.T) {
 		}
 	}
 	if _, err := ts.Put(Template{Name: "one more", URITemplate: "a:b", Text: "x"}); err == nil {
-		t.Error("there is one more")
+		t.Error("a template over the limit was added")
 	}
 	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:7", Text: "y"}); err != nil {
 		t.Error(err)
 	}
 	if _, err := ts.Put(Template{Name: "7", URITemplate: "a:8", Text: "y"}); err == nil {
-		t.Error("two have the same URIs")
+		t.Error("two templates have the same URIs")
 	}
 }
 
@@ -223,7 +223,7 @@ func TestConcurrentUse(t *testing.T) {
 					t.Errorf("put %s: %t, %v", name, created, err)
 				}
 				if _, _, ok := ts.Match("a" + name + "://x"); !ok || !ts.Has(name) {
-					t.Errorf("%s is not there", name)
+					t.Errorf("%s is missing", name)
 				}
 				ts.All()
 				if !ts.Delete(name) {
@@ -235,11 +235,11 @@ func TestConcurrentUse(t *testing.T) {
 	}
 	all.Wait()
 	if got := ts.All(); len(got) != 4 {
-		t.Errorf("left are %v", got)
+		t.Errorf("%v remain", got)
 	}
 }
 
-// FuzzMatch matches any URI. The result never leaves the prefix of the target.
+// FuzzMatch matches arbitrary URIs. The result never leaves the prefix of the target.
 func FuzzMatch(f *testing.F) {
 	for _, seed := range []string{"x", "a/b", "..", "%2e%2e/", "%252e%252e%252f", "a%2Fb", "ä", "%00", "?q", "a\\..\\b"} {
 		f.Add(seed)
@@ -255,7 +255,7 @@ func FuzzMatch(f *testing.F) {
 			_, got, ok := ts.Match(scheme + v)
 			for range 3 { // a server may decode it, and read a backslash as a slash
 				if ok && slices.Contains(strings.FieldsFunc(got, func(c rune) bool { return c == '/' || c == '\\' }), "..") {
-					t.Errorf("%q leads to %q", v, got)
+					t.Errorf("%q became %q", v, got)
 				}
 				if decoded, err := url.PathUnescape(got); err == nil {
 					got = decoded
@@ -265,12 +265,12 @@ func FuzzMatch(f *testing.F) {
 		if _, got, ok := ts.Match("one://" + v); ok {
 			rest, in := strings.CutPrefix(got, "file:///srv/")
 			if !in || rest == "" || strings.ContainsAny(rest, "/?#\\ ") || strings.Trim(rest, ".") == "" && len(rest) < 3 {
-				t.Errorf("%q leads to %q", v, got)
+				t.Errorf("%q became %q", v, got)
 			}
 		}
 		if _, got, ok := ts.Match("all://" + v); ok {
 			if strings.Contains(got+"/", "/../") || strings.ContainsAny(got, "?#") {
-				t.Errorf("%q leads to %q", v, got)
+				t.Errorf("%q became %q", v, got)
 			}
 		}
 	})
@@ -285,16 +285,16 @@ func TestReplace(t *testing.T) {
 		}
 	}
 	if err := s.Replace([]Template{{Name: "c", URITemplate: "c://{x}"}, {Name: "d"}}); err == nil || len(s.All()) != 2 {
-		t.Errorf("%v, and the set has %v", err, s.All())
+		t.Errorf("got %v with templates %v", err, s.All())
 	}
 	if err := s.Replace([]Template{{Name: "b", URITemplate: "b://{x}", Text: "new"}, {Name: "c", URITemplate: "c://{x}",
 		Text: "{x}"}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, got, _ := s.Match("b://1"); got != "new" || s.Has("a") || !s.Has("c") {
-		t.Errorf("b is %q of %v", got, s.All())
+		t.Errorf("b became %q, set is %v", got, s.All())
 	}
-	for _, name := range []string{"b", "c"} { // returns what they have taken
+	for _, name := range []string{"b", "c"} { // makes room
 		s.Delete(name)
 	}
 	for i := range maxTemplates {

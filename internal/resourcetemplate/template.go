@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// A Template describes resources. The content of each is either Text, or that of the resource URI of
-// Server.
+// A Template describes resources. The content of each is either Text, or that of the resource URI
+// of Server.
 type Template struct {
 	Name        string `json:"name"`
 	URITemplate string `json:"uriTemplate"`
@@ -19,8 +19,8 @@ type Template struct {
 	Description string `json:"description,omitempty"`
 	MIMEType    string `json:"mimeType,omitempty"`
 
-	// Text is the content. Each {variable} of URITemplate is replaced with its value; other braces are
-	// text.
+	// Text is the content. Each {variable} of URITemplate is replaced with its value; other braces
+	// are text.
 	Text string `json:"text,omitempty"`
 
 	// Server is the server of the resource, and URI the template of its URI there.
@@ -127,7 +127,8 @@ func checkScheme(prefix string) error {
 	return nil
 }
 
-// parseTarget parses the template of a URI at a server. All its variables must occur in the address.
+// parseTarget parses the template of a URI at a server. All its variables must occur in the
+// address.
 func parseTarget(uri string, address *pattern) (*pattern, error) {
 	if uri == "" {
 		return nil, errors.New("uri: missing, although server is set")

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// BenchmarkWriter holds messages that come in the pieces that reverse_proxy writes.
+// BenchmarkWriter writes messages in pieces of the size that reverse_proxy writes.
 func BenchmarkWriter(b *testing.B) {
 	const line = `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`
 	for _, size := range []int{1 << 10, 100 << 10, 5 << 20} {
@@ -46,7 +46,7 @@ func BenchmarkWriter(b *testing.B) {
 	}
 }
 
-// discarded is a client that reads everything.
+// discarded is a response whose body is discarded.
 type discarded http.Header
 
 func (d discarded) Header() http.Header       { return http.Header(d) }

@@ -7,14 +7,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// maxIdleBuffer is how many bytes of buffer are kept between the events of a stream, which may be far apart.
+// maxIdleBuffer is how many bytes of buffer are kept between the events of a stream, which may be
+// far apart.
 const maxIdleBuffer = 64 << 10
 
 // An event describes the data of a held event.
 type event struct {
-	dataLines int  // lines of data that are not empty
-	from, to  int  // position of the first one in held
-	lineOpen  bool // the latest line of data has not ended
+	dataLines            int  // lines of data that are not empty
+	firstStart, firstEnd int  // position of the first one in held
+	lineOpen             bool // the latest line of data has not ended
 }
 
 // writeEvents handles the next bytes of an event stream.
@@ -27,7 +28,7 @@ func (w *Writer) writeEvents(p []byte) {
 		case len(w.held) == 0 && w.isLeftover(part):
 			if !w.lastDropped {
 				w.sendHeader(true)
-				w.pass(part)
+				w.forward(part)
 			}
 		default:
 			w.holdPart(kind, part)
@@ -48,25 +49,25 @@ func (w *Writer) holdPart(kind sse.Kind, part []byte) {
 		}
 		if e.dataLines == 1 {
 			if !e.lineOpen {
-				e.from = at
+				e.firstStart = at
 			}
-			e.to = len(w.held)
+			e.firstEnd = len(w.held)
 		}
 		e.lineOpen = true
 		return
 	}
 	e.lineOpen = false
-	// A comment belongs to no event and often keeps the stream alive. At the beginning of an event it is
-	// sent at once.
+	// A comment belongs to no event and often keeps the stream alive. At the beginning of an event
+	// it is sent at once.
 	if w.held[0] == ':' && (part[0] == '\n' || part[0] == '\r') {
-		w.passHeld()
+		w.forwardHeld()
 	}
 }
 
 const byteOrderMark = "\xEF\xBB\xBF"
 
-// isLeftover reports whether a part between events belongs to none of them: a byte order mark at the
-// beginning, or an LF after the CR that ended an event or a comment.
+// isLeftover reports whether a part between events belongs to none of them: a byte order mark at
+// the beginning, or an LF after the CR that ended an event or a comment.
 func (w *Writer) isLeftover(part []byte) bool {
 	if w.bomSeen < len(byteOrderMark) {
 		if part[0] == byteOrderMark[w.bomSeen] {
@@ -80,7 +81,8 @@ func (w *Writer) isLeftover(part []byte) bool {
 	return last == '\r' && part[0] == '\n'
 }
 
-// EventNamed reports whether the event that edit is called for has a matching name, in any of its lines.
+// EventNamed reports whether the event that edit is called for has a matching name, in any of its
+// lines.
 func (w *Writer) EventNamed(match func(name string) bool) bool {
 	if w.mode != eventStream {
 		return false
@@ -101,11 +103,12 @@ func (w *Writer) EventNamed(match func(name string) bool) bool {
 	return false
 }
 
-// endEvent edits the held event and passes it on. At the end of a stream the event may be incomplete.
+// endEvent edits the held event and passes it on. At the end of a stream the event may be
+// incomplete.
 func (w *Writer) endEvent() {
 	data := w.data()
 	if len(data) == 0 {
-		w.passHeld()
+		w.forwardHeld()
 		return
 	}
 	edited, err := w.edit(data)
@@ -115,40 +118,40 @@ func (w *Writer) endEvent() {
 	case len(edited) == 0:
 		w.clearHeld(true)
 	case bytes.Equal(edited, data):
-		w.passHeld()
+		w.forwardHeld()
 	default:
 		w.sendHeader(true)
-		w.passLines(w.withData(edited))
+		w.forwardLines(w.withData(edited))
 		w.clearHeld(false)
 	}
 }
 
-// passHeld passes on the held event with its data unchanged.
-func (w *Writer) passHeld() {
+// forwardHeld passes on the held event with its data unchanged.
+func (w *Writer) forwardHeld() {
 	w.sendHeader(true)
-	w.passLines(w.held)
+	w.forwardLines(w.held)
 	w.clearHeld(false)
 }
 
-// passLines passes on an event with the lines that are not data edited.
-func (w *Writer) passLines(event []byte) {
-	same := 0 // start of the bytes that were not passed on yet
+// forwardLines passes on an event with the lines that are not data edited.
+func (w *Writer) forwardLines(event []byte) {
+	start := 0 // of the bytes that were not passed on yet
 	for rest := event; w.Line != nil && len(rest) > 0; {
 		line, _, next := cutLine(rest)
 		if _, isData := cutData(line); !isData && len(line) > 0 {
 			if edited := w.Line(line); !bytes.Equal(edited, line) {
 				at := len(event) - len(rest)
-				w.pass(event[same:at])
-				w.pass(edited)
-				same = at + len(line)
+				w.forward(event[start:at])
+				w.forward(edited)
+				start = at + len(line)
 			}
 		}
 		rest = next
 	}
-	w.pass(event[same:])
+	w.forward(event[start:])
 }
 
-// clearHeld drops the held event, which was passed on or dropped.
+// clearHeld removes the held event, which was passed on or is dropped.
 func (w *Writer) clearHeld(dropped bool) {
 	w.lastByte, w.lastDropped, w.event = w.held[len(w.held)-1], dropped, event{}
 	w.held = w.held[:0]
@@ -163,7 +166,7 @@ func (w *Writer) data() []byte {
 	case 0:
 		return nil
 	case 1:
-		return w.held[w.event.from:w.event.to:w.event.to]
+		return w.held[w.event.firstStart:w.event.firstEnd:w.event.firstEnd]
 	}
 	return dataOf(w.held)
 }
@@ -171,7 +174,7 @@ func (w *Writer) data() []byte {
 // withData returns the held event with other data.
 func (w *Writer) withData(data []byte) []byte {
 	if w.event.dataLines == 1 && data[0] != ' ' && bytes.IndexByte(data, '\n') < 0 && bytes.IndexByte(data, '\r') < 0 {
-		return slices.Concat(w.held[:w.event.from], data, w.held[w.event.to:])
+		return slices.Concat(w.held[:w.event.firstStart], data, w.held[w.event.firstEnd:])
 	}
 	return withData(w.held, data)
 }
@@ -189,8 +192,8 @@ func cutLine(event []byte) (line, end, rest []byte) {
 	return event[:i], event[i : i+n], event[i+n:]
 }
 
-// lineLen returns the number of bytes before the first line end. It searches in steps, so that with lines that
-// end with CR the search for an LF does not scan all the others each time.
+// lineLen returns the number of bytes before the first line end. It searches in steps: otherwise,
+// with lines that end with CR, each search for an LF would scan all the lines that follow.
 func lineLen(event []byte) int {
 	const step = 1 << 10
 	for at := 0; ; at += step {
@@ -239,7 +242,7 @@ func withData(event, data []byte) []byte {
 		event = rest
 		if _, ok := cutData(line); !ok {
 			if n := len(out); n > 0 && out[n-1] == '\r' && len(line) == 0 && bytes.HasPrefix(end, []byte{'\n'}) {
-				out[n-1] = '\n' // CR and LF would become one line end after the data lines between them are gone
+				out[n-1] = '\n' // without the data between them, CR and LF would become one line end
 			}
 			out = append(append(out, line...), end...)
 			continue

@@ -1,5 +1,5 @@
-// Package screen edits the messages that the handlers of an MCP server write: it holds each message until it
-// is complete, edits it, and passes it on.
+// Package screen edits the messages that the handlers of an MCP server write: it holds each message
+// until it is complete, edits it, and passes it on.
 package screen
 
 import (
@@ -29,22 +29,24 @@ var (
 
 // A Writer passes messages on one by one, as edit returns them.
 //
-// An event stream is passed on event by event. edit gets all data, even if it is not a message, such as the
-// endpoint of the older transport. Lines that are not data pass as Line returns them. Any other body is one
-// message, regardless of its Content-Type, and is held until Close. The status is held until something is
-// passed on or the handlers flush an event stream, so that the caller can still send another response.
+// An event stream is passed on event by event. edit gets all data, even if it is not a message,
+// such as the endpoint of the older transport. Lines that are not data pass as Line returns them.
+// Any other body is one message, regardless of its Content-Type, and is held until Close. The
+// status is held until something is passed on or the handlers flush an event stream, so that the
+// caller can still send another response.
 //
-// Errors are permanent. After an error nothing more is passed on, and nothing of the message that caused it
-// has been. A body with a Content-Encoding is an error, because it cannot be read. Hijack is not supported.
+// Errors are permanent. After an error nothing more is passed on, and nothing of the message that
+// caused it has been. A body with a Content-Encoding is an error, because it cannot be read. Hijack
+// is not supported.
 //
-// A Writer holds at most limit bytes, which include all lines of an event. Data of several lines is joined in
-// additional memory.
+// A Writer holds at most limit bytes, which include all lines of an event. Data of several lines is
+// joined in additional memory.
 type Writer struct {
 	// EventsOnly limits editing to event streams. Other bodies pass unchanged.
 	EventsOnly bool
 
-	// Line edits a line of an event stream that is not data, without its end: a comment, or a field such as
-	// id. If it is nil, these lines pass unchanged.
+	// Line edits a line of an event stream that is not data, without its end: a comment, or a field
+	// such as id. If it is nil, these lines pass unchanged.
 	Line func(line []byte) []byte
 
 	next  http.ResponseWriter
@@ -62,12 +64,12 @@ type Writer struct {
 
 	events      sse.Scanner
 	event       event
-	bomSeen     int  // bytes of a byte order mark seen; all of them after the beginning
+	bomSeen     int  // bytes of a byte order mark seen; its length after the beginning
 	lastByte    byte // last byte of the latest event or comment
 	lastDropped bool // the latest event was dropped
 }
 
-// A mode is how a body is handled.
+// A mode is a way to handle a body.
 type mode uint8
 
 const (
@@ -78,9 +80,9 @@ const (
 	encodedBody
 )
 
-// NewWriter returns a Writer that writes to w. It calls edit for each message. edit must not change the
-// message, or keep it after it returns. If edit returns nothing, the message is dropped: an event as a whole;
-// a body becomes empty. A Writer is not safe for concurrent use.
+// NewWriter returns a Writer that writes to w. It calls edit for each message. edit must not change
+// the message, or keep it after it returns. If edit returns nothing, the message is dropped: an
+// event as a whole; a body becomes empty. A Writer is not safe for concurrent use.
 func NewWriter(w http.ResponseWriter, limit int64, edit func(message []byte) ([]byte, error)) *Writer {
 	return &Writer{next: w, limit: limit, edit: edit}
 }
@@ -125,7 +127,8 @@ func (w *Writer) modeOf(status int) mode {
 	return singleMessage
 }
 
-// sendHeader sends the header. If the body may change, it first removes the headers that describe the body.
+// sendHeader sends the header. If the body may change, it first removes the headers that describe
+// the body.
 func (w *Writer) sendHeader(changed bool) {
 	if w.headerSent {
 		return
@@ -152,7 +155,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	}
 	switch w.mode {
 	case passThrough:
-		w.pass(p)
+		w.forward(p)
 	case noBody:
 		return 0, http.ErrBodyNotAllowed
 	case encodedBody:
@@ -250,8 +253,8 @@ func (w *Writer) freeBuffer() {
 	w.held, w.buffer = nil, nil
 }
 
-// expectedSize returns how many bytes to allocate when the first ones arrive. It trusts the Content-Length
-// only up to a limit.
+// expectedSize returns how many bytes to allocate when the first ones arrive. It trusts the
+// Content-Length only up to a limit.
 func (w *Writer) expectedSize(first int) int {
 	const maxTrusted = 1 << 20
 	n, err := strconv.ParseInt(w.Header().Get("Content-Length"), 10, 64)
@@ -261,8 +264,8 @@ func (w *Writer) expectedSize(first int) int {
 	return int(max(int64(first), min(n, w.limit, maxTrusted)))
 }
 
-// pass passes p on.
-func (w *Writer) pass(p []byte) {
+// forward writes p to the underlying writer, unless an error has occurred.
+func (w *Writer) forward(p []byte) {
 	if w.err == nil && len(p) > 0 {
 		_, w.err = w.next.Write(p)
 	}
@@ -283,10 +286,11 @@ func (w *Writer) endMessage() {
 		}
 	}
 	w.sendHeader(false)
-	w.pass(edited)
+	w.forward(edited)
 }
 
-// hasTrailers reports whether there are unannounced trailers. A body with a Content-Length cannot have any.
+// hasTrailers reports whether there are unannounced trailers. A body with a Content-Length cannot
+// have any.
 func (w *Writer) hasTrailers() bool {
 	for name := range w.Header() {
 		if strings.HasPrefix(name, http.TrailerPrefix) {

@@ -14,7 +14,7 @@ import (
 
 func same(message []byte) ([]byte, error) { return message, nil }
 
-// shout replaces x in messages, leaves those out that have a 0, and fails at a 9.
+// shout replaces x in messages, drops messages with a 0, and fails for messages with a 9.
 func shout(message []byte) ([]byte, error) {
 	switch {
 	case bytes.Contains(message, []byte("9")):
@@ -27,7 +27,7 @@ func shout(message []byte) ([]byte, error) {
 
 var errShout = errors.New("shouted too much")
 
-// A recorder notes what happens to it, in order.
+// A recorder records statuses and flushes, in order.
 type recorder struct {
 	*httptest.ResponseRecorder
 	statuses []int
@@ -52,8 +52,8 @@ func (r *recorder) FlushError() error {
 	return nil
 }
 
-// ReadFrom is what io.Copy must not find.
-func (r *recorder) ReadFrom(io.Reader) (int64, error) { panic("passed by") }
+// ReadFrom must not be called: io.Copy would bypass the Writer.
+func (r *recorder) ReadFrom(io.Reader) (int64, error) { panic("the Writer was bypassed") }
 
 // write writes pieces to a Writer over r, and closes it.
 func write(r *recorder, edit func([]byte) ([]byte, error), pieces ...string) error {
@@ -76,14 +76,14 @@ func TestA56Events(t *testing.T) {
 	for _, test := range []struct{ name, stream, want string }{
 		{"an event", "data: {\"a\":\"x\"}\n\n", "data: {\"a\":\"LOUD\"}\n\n"},
 		{"an event that is unchanged", "event:message\ndata:{}\n\n", "event:message\ndata:{}\n\n"},
-		{"one after the other", "data: [x]\n\ndata: [1]\n\ndata: [x]\n\n", "data: [LOUD]\n\ndata: [1]\n\ndata: [LOUD]\n\n"},
+		{"several events", "data: [x]\n\ndata: [1]\n\ndata: [x]\n\n", "data: [LOUD]\n\ndata: [1]\n\ndata: [LOUD]\n\n"},
 		{"no space after the colon", "data:{x}\n\n", "data:{LOUD}\n\n"},
 		{"other fields around it", "event: message\nid: x\ndata: {x}\nretry: 5\n\n",
 			"event: message\nid: x\ndata: {LOUD}\nretry: 5\n\n"},
 		{"CRLF", "id: 1\r\ndata: {x}\r\n\r\ndata: {x}\r\n\r\n", "id: 1\r\ndata: {LOUD}\r\n\r\ndata: {LOUD}\r\n\r\n"},
 		{"CR", "id: 1\rdata: {x}\r\rdata: {x}\r\r", "id: 1\rdata: {LOUD}\r\rdata: {LOUD}\r\r"},
 		{"several lines", "data: {\ndata: x\ndata: }\nid: 1\n\n", "data: {\ndata: LOUD\ndata: }\nid: 1\n\n"},
-		{"several lines that stay", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n"},
+		{"several unchanged lines", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n"},
 		{"several lines with other fields between", "data: {\r\nid: 1\r\ndata: x}\r\n\r\n",
 			"data: {\r\ndata: LOUD}\r\nid: 1\r\n\r\n"},
 		{"an empty line of data", "data:\ndata: {x}\n\n", "data:\ndata: {LOUD}\n\n"},
@@ -95,19 +95,19 @@ func TestA56Events(t *testing.T) {
 		{"events without data", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n"},
 		{"the endpoint of the older transport", "event: endpoint\ndata: /messages?sessionId=1\n\n",
 			"event: endpoint\ndata: /messages?sessionId=1\n\n"},
-		{"data that is no message", "data: x\n\ndata: \"x\"\n\n", "data: LOUD\n\ndata: \"LOUD\"\n\n"},
-		{"data that is cut off", "data: {\"x\n\n", "data: {\"LOUD\n\n"},
-		{"an event that is left out", "data: [x]\n\nid: 4\ndata: [0]\n\ndata: [1]\n\n", "data: [LOUD]\n\ndata: [1]\n\n"},
-		{"an event that is left out, of lines that end with CRLF",
+		{"data that is not a message", "data: x\n\ndata: \"x\"\n\n", "data: LOUD\n\ndata: \"LOUD\"\n\n"},
+		{"truncated data", "data: {\"x\n\n", "data: {\"LOUD\n\n"},
+		{"a dropped event", "data: [x]\n\nid: 4\ndata: [0]\n\ndata: [1]\n\n", "data: [LOUD]\n\ndata: [1]\n\n"},
+		{"a dropped event with CRLF",
 			"data: [x]\r\n\r\nid: 4\r\ndata: [0]\r\n\r\ndata: [1]\r\n\r\n", "data: [LOUD]\r\n\r\ndata: [1]\r\n\r\n"},
 		{"a byte order mark", "\uFEFFdata: {x}\n\n", "\uFEFFdata: {LOUD}\n\n"},
-		{"half a byte order mark", "\xef\xbbdata: {x}\n\n", "\xef\xbbdata: {LOUD}\n\n"},
+		{"an incomplete byte order mark", "\xef\xbbdata: {x}\n\n", "\xef\xbbdata: {LOUD}\n\n"},
 		{"a byte order mark elsewhere", "\n\uFEFFdata: {x}\n\n", "\n\uFEFFdata: {x}\n\n"},
 		{"an event without an end", "data: [1]\n\nid: 1\ndata: {x}\n", "data: [1]\n\nid: 1\ndata: {LOUD}\n"},
 		{"a line without an end", "data: [1]\n\ndata: {x}", "data: [1]\n\ndata: {LOUD}"},
 		{"several lines without an end", "data: {\ndata: x}", "data: {\ndata: LOUD}\n"},
-		{"half a field", "data: [1]\n\nda", "data: [1]\n\nda"},
-		{"nothing", "", ""},
+		{"an incomplete field", "data: [1]\n\nda", "data: [1]\n\nda"},
+		{"an empty stream", "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for i := range len(test.stream) + 1 {
@@ -127,7 +127,7 @@ func TestA56Events(t *testing.T) {
 	}
 }
 
-// Lines that are not data are edited on their own, and data is not touched by that.
+// Lines that are not data are edited by Line, which does not get data.
 func TestA56Lines(t *testing.T) {
 	for stream, want := range map[string]string{
 		": x\n\n": ": LOUD\n\n", ": x\r\n:\r\n": ": LOUD\r\n:\r\n",
@@ -150,8 +150,8 @@ func TestA56Lines(t *testing.T) {
 	}
 }
 
-// A message that edit gives line breaks becomes lines of data, as it must.
-func TestA56DataThatGetsLines(t *testing.T) {
+// If edit adds line breaks to a message, it becomes several lines of data.
+func TestA56DataWithNewLineBreaks(t *testing.T) {
 	for edited, want := range map[string]string{
 		"{\n1\r\n2\r3}": "id: 1\r\ndata: {\r\ndata: 1\r\ndata: 2\r\ndata: 3}\r\n\r\n",
 		"{}\n":          "id: 1\r\ndata: {}\r\ndata: \r\n\r\n",
@@ -165,8 +165,7 @@ func TestA56DataThatGetsLines(t *testing.T) {
 	}
 }
 
-// What is complete goes out when the handlers flush, and comments do not wait for an
-// event.
+// Complete events are passed on when the handlers flush, and comments do not wait for an event.
 func TestA56EventsAreFlushedAsBefore(t *testing.T) {
 	r := record("text/event-stream")
 	w := NewWriter(r, 1000, same)
@@ -207,13 +206,13 @@ func TestA56Bodies(t *testing.T) {
 	for _, test := range []struct{ name, media, body, want, length string }{
 		{"JSON", "application/json", `{"a":"x"}`, `{"a":"LOUD"}`, "12"},
 		{"JSON that is unchanged", "application/json", ` {"a":1} `, ` {"a":1} `, "9"},
-		{"JSON of another name", "application/vnd.x+json", `[x]`, `[LOUD]`, "6"},
+		{"another JSON type", "application/vnd.x+json", `[x]`, `[LOUD]`, "6"},
 		{"JSON with lines", "application/json", "{\n\"x\"\n}\n", "{\n\"LOUD\"\n}\n", "11"},
 		{"text", "text/plain", `{x}`, `{LOUD}`, "6"},
 		{"text that is not a message", "text/plain", `no x`, `no LOUD`, "7"},
 		{"a body without a type", "", `{x}`, `{LOUD}`, "6"},
-		{"a message that is left out", "application/json", `[0]`, ``, "0"},
-		{"nothing", "application/json", ``, ``, "0"},
+		{"a dropped message", "application/json", `[0]`, ``, "0"},
+		{"an empty body", "application/json", ``, ``, "0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for i := range len(test.body) + 1 {
@@ -227,7 +226,7 @@ func TestA56Bodies(t *testing.T) {
 						t.Fatal(err)
 					}
 					if err := w.FlushError(); err != nil || len(r.statuses) > 0 || r.Body.Len() > 0 {
-						t.Fatalf("let through too early: %d %q, %v", r.statuses, r.Body, err)
+						t.Fatalf("passed on too early: %d %q, %v", r.statuses, r.Body, err)
 					}
 				}
 				err := errors.Join(w.Close(), w.Close())
@@ -263,7 +262,7 @@ func TestA56ResponsesWithoutABody(t *testing.T) {
 			if test.encoding != "" {
 				r.Header().Set("Content-Encoding", test.encoding)
 			}
-			w := NewWriter(r, 100, func([]byte) ([]byte, error) { t.Error("edited nothing"); return nil, nil })
+			w := NewWriter(r, 100, func([]byte) ([]byte, error) { t.Error("edit was called without a body"); return nil, nil })
 			w.WriteHeader(test.status)
 			w.WriteHeader(500)
 			if err := w.Close(); err != nil || !slices.Equal(r.statuses, []int{test.status}) {
@@ -278,15 +277,15 @@ func TestA56ResponsesWithoutABody(t *testing.T) {
 	w := NewWriter(r, 100, same)
 	w.WriteHeader(204)
 	if _, err := w.Write([]byte("x")); !errors.Is(err, http.ErrBodyNotAllowed) || r.Body.Len() > 0 {
-		t.Errorf("a body of no content: %q, %v", r.Body, err)
+		t.Errorf("a body with status 204: %q, %v", r.Body, err)
 	}
 	r = record("")
 	if err := NewWriter(r, 100, same).Close(); err != nil || len(r.statuses) > 0 {
-		t.Errorf("without an answer: %d, %v", r.statuses, err)
+		t.Errorf("without a response: %d, %v", r.statuses, err)
 	}
 }
 
-func TestA56WhatCannotBeLookedAtDoesNotPass(t *testing.T) {
+func TestA56FailedMessagesAreNotPassedOn(t *testing.T) {
 	const stream = "text/event-stream"
 	for _, test := range []struct {
 		name, media, encoding, body string
@@ -295,13 +294,13 @@ func TestA56WhatCannotBeLookedAtDoesNotPass(t *testing.T) {
 		passed                      string
 	}{
 		{"a large body", "application/json", "", `[1, 2]`, 5, ErrTooLarge, ""},
-		{"a large body of no type", "", "", `[1, 2]`, 5, ErrTooLarge, ""},
+		{"a large body without a type", "", "", `[1, 2]`, 5, ErrTooLarge, ""},
 		{"a large event", stream, "", "data: []\n\ndata: [1]\n\n", 10, ErrTooLarge, "data: []\n\n"},
 		{"a large event without data", stream, "", "data: []\n\nid: 123456789\n\n", 10, ErrTooLarge, "data: []\n\n"},
 		{"an encoded body", "application/json", "gzip", "\x1f\x8b", 100, ErrEncoded, ""},
 		{"an encoded stream", stream, "br", "data: []\n\n", 100, ErrEncoded, ""},
-		{"a body that edit fails for", "application/json", "", "[9]", 100, errShout, ""},
-		{"an event that edit fails for", stream, "", "data: []\n\nid: 1\ndata: [9]\n\ndata: []\n\n", 100, errShout,
+		{"a body for which edit fails", "application/json", "", "[9]", 100, errShout, ""},
+		{"an event for which edit fails", stream, "", "data: []\n\nid: 1\ndata: [9]\n\ndata: []\n\n", 100, errShout,
 			"data: []\n\n"},
 		{"the last event, without an end", stream, "", "data: []\n\ndata: [9]", 100, errShout, "data: []\n\n"},
 		{"the first event", stream, "", "data: [9]\n\n", 100, errShout, ""},
@@ -326,7 +325,7 @@ func TestA56WhatCannotBeLookedAtDoesNotPass(t *testing.T) {
 				}
 				_, err := w.Write([]byte("data: []\n\n"))
 				if err != test.want || w.FlushError() != test.want {
-					t.Errorf("the error did not stay: %v", err)
+					t.Errorf("the error is not permanent: %v", err)
 				}
 				w.WriteHeader(http.StatusTeapot)
 				if r.Body.String() != test.passed || len(r.statuses) > 0 != (test.passed != "") {
@@ -337,14 +336,15 @@ func TestA56WhatCannotBeLookedAtDoesNotPass(t *testing.T) {
 	}
 }
 
-// A failing reader of the response is an error that stays.
-type deaf struct{ *recorder }
+// A closedRecorder fails to write.
+type closedRecorder struct{ *recorder }
 
-func (deaf) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+func (closedRecorder) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
+// An error of writing the response is permanent.
 func TestA56ErrorsOfWriting(t *testing.T) {
 	for _, media := range []string{"text/event-stream", "application/json"} {
-		w := NewWriter(deaf{record(media)}, 100, same)
+		w := NewWriter(closedRecorder{record(media)}, 100, same)
 		_, err := io.WriteString(w, "data: []\n\ndata: [1]\n\n")
 		if err = errors.Join(err, w.Close()); !errors.Is(err, io.ErrClosedPipe) || !errors.Is(w.Err(), io.ErrClosedPipe) {
 			t.Errorf("%s: %v", media, err)
@@ -352,7 +352,7 @@ func TestA56ErrorsOfWriting(t *testing.T) {
 	}
 }
 
-func TestA56NothingPassesTheWriterBy(t *testing.T) {
+func TestA56NothingBypassesTheWriter(t *testing.T) {
 	for media, body := range map[string]string{"text/event-stream": "data: {x}\n\n", "application/json": "data: {x}\n\n"} {
 		r := record(media)
 		w := NewWriter(r, 100, shout)
@@ -363,7 +363,7 @@ func TestA56NothingPassesTheWriterBy(t *testing.T) {
 	}
 	w := NewWriter(record(""), 100, same)
 	if _, _, err := http.NewResponseController(w).Hijack(); !errors.Is(err, http.ErrNotSupported) {
-		t.Errorf("gave the connection away: %v", err)
+		t.Errorf("the connection was hijacked: %v", err)
 	}
 	if _, err := w.Write([]byte("{}")); err != nil {
 		t.Fatal(err)
@@ -372,11 +372,11 @@ func TestA56NothingPassesTheWriterBy(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.Write([]byte("{}")); err == nil {
-		t.Error("wrote after the end")
+		t.Error("wrote after Close")
 	}
 }
 
-func TestA56InformationPassesAtOnce(t *testing.T) {
+func TestA56InformationalResponsesPassAtOnce(t *testing.T) {
 	var early []int
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		r := &statuses{ResponseWriter: rw}
@@ -441,7 +441,7 @@ func TestA56Trailers(t *testing.T) {
 	}
 }
 
-func TestA59OnlyEventsAreLookedAt(t *testing.T) {
+func TestA59OnlyEventsAreEdited(t *testing.T) {
 	r := record("application/json")
 	r.Header().Set("Content-Encoding", "gzip")
 	w := NewWriter(r, 1, shout)
@@ -463,9 +463,8 @@ func TestA59OnlyEventsAreLookedAt(t *testing.T) {
 	}
 }
 
-// What edit leaves as it is passes byte for byte, whatever it is and however it comes;
-// and what comes of it otherwise does not depend on how it comes. Who reads a stream sees
-// each message edited, and no other.
+// A body that edit does not change passes byte for byte, in pieces of any size. Edited bodies do
+// not depend on the pieces either. A reader of a stream sees each message edited, and no others.
 func FuzzA56Pieces(f *testing.F) {
 	f.Add([]byte("\uFEFFid: 1\r\ndata: {\"a\":\rdata: x}\r\n\r\n: c\n\ndata:[0]\r\n\r\nda"), uint8(3))
 	f.Add([]byte("event: endpoint\ndata: /x\n\n:\r\ndata: [x]\n\n"), uint8(1))
@@ -505,7 +504,7 @@ func FuzzA56Pieces(f *testing.F) {
 				!slices.Equal(nonEmpty(got), want) &&
 					!(err != nil && media != "text/event-stream") {
 				t.Fatalf(
-					"%s: %q became %q, %v: who reads it sees %q, want %q, %v",
+					"%s: %q became %q, %v: a reader sees %q, want %q, %v",
 					media,
 					body,
 					whole.Body,
@@ -519,7 +518,7 @@ func FuzzA56Pieces(f *testing.F) {
 	})
 }
 
-// shouted edits messages up to one that is an error.
+// shouted edits messages up to the first error.
 func shouted(messages []string) (all []string, err error) {
 	for _, message := range nonEmpty(messages) {
 		edited, err := shout([]byte(message))
@@ -535,9 +534,8 @@ func nonEmpty(texts []string) []string {
 	return slices.DeleteFunc(slices.Clone(texts), func(text string) bool { return text == "" })
 }
 
-// eventsOf returns the data of events as readers of a stream see it, and of what is at its
-// end without being ended. Lines of data that are empty do not count: they are white
-// space in JSON.
+// eventsOf returns the data of events as readers of a stream see it, and of an unterminated event
+// at its end. Empty lines of data do not count: they are white space in JSON.
 func eventsOf(stream string) (all []string) {
 	stream = strings.TrimPrefix(stream, "\uFEFF")
 	var data []string

@@ -1,5 +1,5 @@
-// Package seal makes tokens that clients hold for the gateway: sealed texts, which they cannot read,
-// and bound ids, which are valid in only one scope. Without the key, neither can be forged.
+// Package seal makes tokens that clients hold for the gateway: sealed texts, which they cannot
+// read, and bound ids, which are valid in only one scope. Without the key, neither can be forged.
 package seal
 
 import (
@@ -57,8 +57,8 @@ func (s Sealer) OpenBytes(purpose string, sealed []byte) ([]byte, bool) {
 
 // Open opens a text that Seal sealed for the same purpose.
 func (s Sealer) Open(purpose, sealed string) ([]byte, bool) {
-	// Ended sessions are recorded by their sealed text. So only one spelling is valid; the decoder
-	// would also accept line breaks and other trailing bits.
+	// Ended sessions are recorded by their sealed text, so only one spelling of it may be valid.
+	// The decoder alone would also accept line breaks and other trailing bits.
 	raw, err := base64.RawURLEncoding.DecodeString(sealed)
 	if err != nil || base64.RawURLEncoding.EncodeToString(raw) != sealed {
 		return nil, false

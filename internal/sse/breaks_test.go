@@ -16,7 +16,7 @@ func pythonLines(s string) []string {
 	})
 }
 
-// Readers with other line ends see the same lines, and the same messages.
+// Readers that end lines at other characters see the same lines and messages.
 func TestBreaks(t *testing.T) {
 	for _, stream := range []string{
 		"x\u2028event: endpoint\u2028data: /mcp/other\n\n", ": a\vb\fc\x1cd\x1de\x1ef\u0085g\u2028h\u2029i\n",
@@ -33,17 +33,17 @@ func TestBreaks(t *testing.T) {
 			got := string(out)
 			standard := strings.FieldsFunc(got, func(r rune) bool { return r == '\n' || r == '\r' })
 			if !slices.Equal(pythonLines(got), standard) {
-				t.Errorf("in pieces of %d %q came out as %q", size, stream, got)
+				t.Errorf("in pieces of %d %q became %q", size, stream, got)
 			}
 			if text, ok := strings.CutPrefix(stream, "data: {"); ok && strings.Contains(text, "\u2028") {
 				var was, is any
 				if json.Unmarshal([]byte("{"+text), &was) != nil || json.Unmarshal([]byte(strings.TrimPrefix(got, "data: ")),
 					&is) != nil || was.(map[string]any)["a"] != is.(map[string]any)["a"] {
-					t.Errorf("in pieces of %d %q came out as %q", size, stream, got)
+					t.Errorf("in pieces of %d %q became %q", size, stream, got)
 				}
 			}
 			if !slices.ContainsFunc(breaks, func(c string) bool { return strings.Contains(stream, c) }) && got != stream {
-				t.Errorf("in pieces of %d %q came out as %q", size, stream, got)
+				t.Errorf("in pieces of %d %q became %q", size, stream, got)
 			}
 		}
 	}

@@ -5,8 +5,8 @@ import (
 	"unicode"
 )
 
-// Fields are the fields of an event except for its data. They are read from the [Frame] parts of a
-// [Scanner], from the beginning of the stream.
+// Fields are the fields of an event except for its data. They are read from all [Frame] parts of a
+// [Scanner], from the beginning of the stream on.
 type Fields struct {
 	ID    string // resumes the stream after the event
 	HasID bool   // an empty id counts, too
@@ -14,13 +14,13 @@ type Fields struct {
 	Retry string // milliseconds until a client reconnects: digits
 
 	line  []byte // incomplete line
-	begun bool   // it is not the first line of the stream
+	begun bool   // the first line of the stream has been read
 }
 
 // maxField is the maximum length of a field with its name. Longer ones are ignored.
 const maxField = 4 << 10
 
-// Read parses the next bytes of lines, without data.
+// Read parses the next bytes of lines, without the data.
 func (f *Fields) Read(frame []byte) {
 	for {
 		end := bytes.IndexAny(frame, "\r\n")

@@ -28,7 +28,7 @@ func TestFields(t *testing.T) {
 		{"an id that is too long", "id: " + long + "\n\n", Fields{}},
 		{"an id in the data", "data: id: 5\n\n", Fields{}},
 	} {
-		for size := 1; size <= len(tt.stream); size = size*2 + 1 { // in pieces of
+		for size := 1; size <= len(tt.stream); size = size*2 + 1 {
 			var s Scanner
 			var f Fields
 			for rest := tt.stream; rest != ""; {

@@ -33,7 +33,7 @@ func fieldsOf(stream string) []Fields {
 	return all
 }
 
-// The fields of events are those of the standard, in pieces of any size.
+// Fields are read as the standard defines, in pieces of any size.
 func FuzzFields(f *testing.F) {
 	for _, stream := range []string{
 		"id: 5\nevent: message\nretry: 10\ndata: {}\n\nid\n\n", "id:5\r\nretry: x\r\n\r\nid: a\x00b\r\r",
@@ -72,7 +72,7 @@ func FuzzFields(f *testing.F) {
 		for i, event := range got {
 			event.line = nil
 			if w := want[i]; event.ID != w.ID || event.HasID != w.HasID || event.Type != w.Type || event.Retry != w.Retry {
-				t.Fatalf("%q in pieces of %d: event %d says %+v, want %+v", stream, int(size)+1, i, event, w)
+				t.Fatalf("%q in pieces of %d: event %d is %+v, want %+v", stream, int(size)+1, i, event, w)
 			}
 		}
 	})

@@ -1,5 +1,5 @@
-// Package sse scans event streams (text/event-stream) as they arrive. It tells the data of events from
-// everything else, so data can be rewritten in place while the rest passes unchanged.
+// Package sse scans event streams (text/event-stream) as they arrive. It tells the data of events
+// from everything else, so data can be rewritten in place while the rest passes unchanged.
 package sse
 
 import "bytes"
@@ -12,8 +12,8 @@ const (
 	More Kind = iota
 	// Data is a part of the value of a data field.
 	Data
-	// Frame is everything else: field names, line ends, comments, other fields. Between two lines of
-	// data in one event it stands for a line break.
+	// Frame is everything else: field names, line ends, comments, other fields. A Frame between two
+	// lines of data in one event stands for a line break.
 	Frame
 	// Dispatch is the end of an event, after its empty line was returned as Frame.
 	Dispatch
@@ -29,8 +29,8 @@ type Scanner struct {
 	state state
 	name  int  // in state inName: length of the prefix of "data" so far
 	cr    bool // the last byte was a CR: an LF now is part of that line end
-	bom   int  // bytes of a byte order mark so far, or its length
-	lf    int  // position of the next LF in buf, or its length; -1 if unknown
+	bom   int  // bytes of the byte order mark read so far; all of them if there is none
+	lf    int  // position of the next LF in buf, or the length of buf; -1 if unknown
 }
 
 type state uint8
@@ -129,7 +129,7 @@ func (s *Scanner) field() (Kind, []byte) {
 	return s.Next()
 }
 
-// lineEnd takes a line end.
+// lineEnd takes the line end at the beginning of buf.
 func (s *Scanner) lineEnd() []byte {
 	if s.buf[0] == '\n' {
 		return s.take(1)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// scan feeds stream in pieces of the given size. It returns all bytes as they were returned, and the
-// data of each event, its lines joined by LF.
+// scan feeds stream in pieces of the given size. It returns all bytes as they were returned, and
+// the data of each event, its lines joined by LF.
 func scan(stream string, piece int) (all string, events []string) {
 	var s Scanner
 	var out, data bytes.Buffer
@@ -59,16 +59,16 @@ func TestScanner(t *testing.T) {
 		{"names that only begin like data", "dat: 1\ndatabase: 2\nd\ndata\n data: 3\nDATA: 4\n\n", []string{""}},
 		{"a colon in the data", "data: data: x\n\n", []string{"data: x"}},
 		{"a byte order mark", "\uFEFFdata: x\n\n", []string{"x"}},
-		{"half a byte order mark", "\xef\xbbdata: x\n\n", []string{"x"}},
+		{"an incomplete byte order mark", "\xef\xbbdata: x\n\n", []string{"x"}},
 		{"a byte order mark elsewhere", "\n\uFEFFdata: x\n\n", []string{"", ""}},
 		{"an unfinished event", "data: x\n", nil},
-		{"nothing", "", nil},
+		{"an empty stream", "", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for piece := 1; piece <= len(test.stream)+1; piece++ {
 				all, events := scan(test.stream, piece)
 				if all != test.stream {
-					t.Errorf("in pieces of %d: gave out %q", piece, all)
+					t.Errorf("in pieces of %d: returned %q", piece, all)
 				}
 				if fmt.Sprintf("%q", events) != fmt.Sprintf("%q", test.events) {
 					t.Errorf("in pieces of %d: got %q, want %q", piece, events, test.events)
@@ -92,7 +92,7 @@ func BenchmarkCRLines(b *testing.B) {
 
 // parse is the algorithm of the standard, line by line.
 func parse(stream string) (events []string) {
-	for _, b := range []byte("\uFEFF") { // or a part of it: nothing else begins like that
+	for _, b := range []byte("\uFEFF") { // or a part of it: no field begins like that
 		if stream == "" || stream[0] != b {
 			break
 		}
@@ -124,7 +124,7 @@ func FuzzScanner(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string, piece uint8) {
 		all, events := scan(stream, int(piece)+1)
 		if all != stream {
-			t.Fatalf("%q came out as %q", stream, all)
+			t.Fatalf("%q was returned as %q", stream, all)
 		}
 		// A trailing CR may be the first half of a line end.
 		if want := parse(stream); fmt.Sprintf("%q", events) != fmt.Sprintf("%q", want) {

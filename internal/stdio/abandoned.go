@@ -123,7 +123,7 @@ func (c *child) takePong(id []byte) bool {
 	}
 	c.mu.Unlock()
 	if ours {
-		c.pingForAbandoned() // for calls cancelled since
+		c.pingForAbandoned() // for calls canceled since then
 	}
 	return ours
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// answering answers some server requests.
+// answering answers roots/list and drops sampling/createMessage.
 func answering(method string) (result []byte, ours bool) {
 	switch method {
 	case "roots/list":
@@ -20,18 +20,18 @@ func answering(method string) (result []byte, ours bool) {
 	return nil, false
 }
 
-func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
+func TestServerRequestsAreAnsweredLocally(t *testing.T) { // A59
 	const roots = `{"roots":[{"uri":"file:///w"}]}`
 	for _, tt := range []struct{ name, capabilities, method, want string }{
 		{"roots without a session", "", "roots/list", roots},
 		{"roots in a session", `{}`, "roots/list", roots},
-		{"roots in the session of a client that has some", `{"roots":{}}`, "roots/list", roots},
-		{"what is dropped without a session", "", "sampling/createMessage", `"code":-32601`},
-		{"what is dropped in the session of a client that could", `{"sampling":{}}`, "sampling/createMessage",
+		{"roots in the session of a client with roots", `{"roots":{}}`, "roots/list", roots},
+		{"a dropped method without a session", "", "sampling/createMessage", `"code":-32601`},
+		{"a dropped method that the client supports", `{"sampling":{}}`, "sampling/createMessage",
 			`"code":-32601`},
-		{"what is left to others", "", "elicitation/create", `"code":-32601`},
+		{"a method that is not answered here", "", "elicitation/create", `"code":-32601`},
 	} {
-		for name, change := range map[string]func(*Config){"": func(*Config) {}, ", of its own child": perSession} {
+		for name, change := range map[string]func(*Config){"": func(*Config) {}, ", with its own child": perSession} {
 			t.Run(tt.name+name, func(t *testing.T) {
 				p := newPool(t, "", change, func(c *Config) { c.Roots = []string{"file:///other"} })
 				p.AnswerWith("alpha:1", answering)
@@ -43,28 +43,28 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 			})
 		}
 	}
-	t.Run("what is left to the client", func(t *testing.T) {
+	t.Run("a server request for the client", func(t *testing.T) {
 		p := newPool(t, "")
 		p.AnswerWith("alpha:1", answering)
 		c := p.client().initialize(`{"elicitation":{}}`)
 		r := c.post(toolCall(`1`, "ask", `{"method":"elicitation/create"}`))
-		question := r.next()
-		contains(t, "question", question, `"elicitation/create"`)
-		c.post(result(idOf(t, question), `{"action":"decline"}`))
+		req := r.next()
+		contains(t, "server request", req, `"elicitation/create"`)
+		c.post(result(idOf(t, req), `{"action":"decline"}`))
 		contains(t, "answer", r.last(), "decline")
 	})
-	t.Run("before any client is there", func(t *testing.T) {
+	t.Run("roots requested during the handshake", func(t *testing.T) {
 		p := newPool(t, "--roots-at-init", perSession)
 		p.AnswerWith("alpha:1", answering)
 		p.client().initialize(`{"roots":{}}`).call("echo", `{}`)
-		p.eventually("the child has its roots", func() bool { return strings.Contains(p.messages(), `"result":`+roots) })
+		p.eventually("the child receives roots", func() bool { return strings.Contains(p.messages(), `"result":`+roots) })
 	})
-	t.Run("of one host only", func(t *testing.T) {
+	t.Run("another host", func(t *testing.T) {
 		p := newPool(t, "")
 		p.AnswerWith("beta:1", answering)
 		contains(t, "answer", p.client().call("ask", `{"method":"roots/list"}`), `{"roots":[]}`)
 	})
-	t.Run("no longer after the last release", func(t *testing.T) {
+	t.Run("after the last release", func(t *testing.T) {
 		p := newPool(t, "")
 		release, other := p.AnswerWith("alpha:1", answering), p.AnswerWith("alpha:1", answering)
 		release()
@@ -73,7 +73,7 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 		other()
 		contains(t, "answer", p.client().call("ask", `{"method":"roots/list"}`), `{"roots":[]}`)
 	})
-	t.Run("while it is changed", func(t *testing.T) {
+	t.Run("during concurrent changes", func(t *testing.T) {
 		p := newPool(t, "")
 		c := p.client()
 		var changes sync.WaitGroup
@@ -87,9 +87,9 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 	})
 }
 
-// A large answer takes twice its size on its way to the client: what is read of a line whose
-// end is not known yet, and the line.
-func TestMemoryOfLargeAnswers(t *testing.T) {
+// A large response allocates twice its size: once in the buffer of an unfinished line, once for the
+// complete line.
+func TestMemoryOfLargeResponses(t *testing.T) {
 	const size = 32 << 20
 	for name, raw := range map[string]string{
 		"JSON":     "",
@@ -108,7 +108,7 @@ func TestMemoryOfLargeAnswers(t *testing.T) {
 				t.Fatalf("got %d bytes, %v", n, err)
 			}
 			if times := float64(after.TotalAlloc-before.TotalAlloc) / size; times > 2.2 {
-				t.Errorf("it took %.1f times its size", times)
+				t.Errorf("allocated %.1f times the size of the response", times)
 			}
 		})
 	}

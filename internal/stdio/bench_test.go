@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 )
 
-// filler is a child that answers everything with a text of so many bytes, at little cost.
+// filler is a fast child process that answers each request with a text of size bytes.
 func filler(size string, stdin io.Reader, stdout io.Writer) {
 	n, _ := strconv.Atoi(size)
 	hello := `,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{"name":"filler","version":"1"}}}` + "\n"
@@ -48,8 +48,8 @@ func (silent) Exited(string, int, error) {}
 func (silent) Noise(string)              {}
 func (silent) Dropped(string)            {}
 
-// BenchmarkCall makes calls of a session whose answers have so many bytes, and reads them in
-// pieces as reverse_proxy does.
+// BenchmarkCall measures calls in a session by the size of their responses. Like reverse_proxy, it
+// reads a response in pieces.
 func BenchmarkCall(b *testing.B) {
 	for _, bench := range []struct {
 		name    string

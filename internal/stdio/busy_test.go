@@ -19,7 +19,7 @@ func TestAChildThatIsStartingIsNotAsked(t *testing.T) { // A36
 		defer close(ended)
 		_, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "pid", `{}`))
 	}()
-	p.eventually("it is starting", func() bool { return p.states() == "starting" })
+	p.eventually("the child starts", func() bool { return p.states() == "starting" })
 	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	if asked, err := p.CheckStarted(soon, "alpha:1"); asked || err != nil {
@@ -29,36 +29,36 @@ func TestAChildThatIsStartingIsNotAsked(t *testing.T) { // A36
 	<-ended
 }
 
-func TestABusyChildIsSparedOnce(t *testing.T) { // A36, A37
+func TestBusyChildSurvivesOneFailedCheck(t *testing.T) { // A36, A37
 	ask := func(p *testPool) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		return p.Check(ctx, "alpha:1")
 	}
 	p := newPool(t, "--hang-ping")
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	pid := p.client().pid()
 	ended := make(chan error, 1)
 	go func() {
 		_, err := p.client().do(http.MethodPost, toolCall(`2`, "hang", `{}`))
 		ended <- err
 	}()
-	p.eventually("it has the call", func() bool { return len(p.received("tools/call")) == 2 })
+	p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) == 2 })
 	if err := ask(p); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
-	equal(t, "it lives", exists(pid), true)
-	equal(t, "the call waits", len(ended), 0)
+	equal(t, "process runs", exists(pid), true)
+	equal(t, "ended calls", len(ended), 0)
 	if err := ask(p); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	if err := <-ended; err == nil {
-		t.Error("the call is answered")
+		t.Error("the call got a response")
 	}
-	p.until("it is back", func() bool { return p.again == 1 })
+	p.until("the child has restarted", func() bool { return p.restarts == 1 })
 }
 
-func TestRestartsAtOnceOfChildrenOfSessions(t *testing.T) { // A62
+func TestConcurrentRestartsOfSessionChildren(t *testing.T) { // A62
 	p := newPool(t, "--init-delay 0.05", perSession)
 	clients := []*client{p.client().initialize(`{}`), p.client().initialize(`{}`)}
 	for _, c := range clients {

@@ -117,7 +117,7 @@ func (c *child) discardCall(call *call) {
 	}
 }
 
-// giveUp cancels a call whose HTTP request has ended with this cause.
+// giveUp cancels a call because its HTTP request has ended, with this cause.
 func (c *child) giveUp(call *call, cause error) {
 	c.noteTimeout(call, cause)
 	c.cancel(call, "the client has left")
@@ -141,7 +141,7 @@ func (c *child) cancel(call *call, reason string) {
 
 // noteCancellation stores the notification and reports whether it can be sent now. If not,
 // sendCall sends it.
-func (c *child) noteCancellation(call *call, cancellation []byte) (sent bool) {
+func (c *child) noteCancellation(call *call, cancellation []byte) (queued bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call.cancellation = cancellation
@@ -167,7 +167,7 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 		}
 		l, _, last := call.inbox.Take()
 		if !last {
-			continue // progress, if a client's initialize has asked for it
+			continue // progress that a client's initialize has requested
 		}
 		if err := c.death(); err != nil {
 			return nil, err

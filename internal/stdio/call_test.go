@@ -12,13 +12,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// literals are ids and tokens that must come back to the byte (A28, G4).
+// literals are ids and tokens that responses must return unchanged, byte for byte (A28, G4).
 var literals = []string{
 	`1`, `"1"`, `0`, `-7`, `12345678901234567890`, `9007199254740993`, `1.5`, `1.0`, `1e2`,
 	`""`, `"listen:0"`, `"a\u0062\n\"\\ é\ud83d\ude00"`, `null`,
 }
 
-func TestIdsComeBackToTheByte(t *testing.T) {
+func TestIdsAreReturnedUnchanged(t *testing.T) {
 	for _, flags := range []string{"", "--result-first"} {
 		p := newPool(t, flags)
 		sessions := []*client{p.client(), p.client().initialize(`{}`)}
@@ -52,7 +52,7 @@ func TestIdsComeBackToTheByte(t *testing.T) {
 	}
 }
 
-func TestProgressTokensComeBackToTheByte(t *testing.T) {
+func TestProgressTokensAreReturnedUnchanged(t *testing.T) {
 	p := newPool(t, "")
 	for _, token := range literals {
 		r := p.client().
@@ -79,10 +79,10 @@ func TestProgressTokensComeBackToTheByte(t *testing.T) {
 	equal(t, "dropped", p.dropped, 0)
 }
 
-func TestRequestsArePassedOnAsTheyAre(t *testing.T) {
+func TestRequestsAreForwardedUnchanged(t *testing.T) {
 	const params = `{"name":"echo", "arguments":{"n":12345678901234567890,"f":1.0,"s":"<é\u00e9\/>"},"_meta":{"x":1e2}}`
 	tests := []struct{ name, body, want string }{
-		{"every byte of the params", request(`1`, "tools/call", params), params},
+		{"params are unchanged", request(`1`, "tools/call", params), params},
 		{"members in any order", `{"params":` + params + `,"x":1,"method":"tools/call","id":1,"jsonrpc":"2.0"}`, params},
 		{"keys with escapes", `{"jsonrpc":"2.0","\u0069d":1,"method":"tools\/call","params":` + params + `}`, params},
 		{
@@ -101,8 +101,8 @@ func TestRequestsArePassedOnAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestAnswersOfAServer has a puppet write answers that are not as they should be.
-func TestAnswersOfAServer(t *testing.T) {
+// A puppet writes unusual and invalid responses.
+func TestResponsesOfAServer(t *testing.T) {
 	p := newPuppets(t)
 	deep := strings.Repeat("[", 2000) + strings.Repeat("]", 2000)
 	invalid := func(message string) string {
@@ -114,24 +114,24 @@ func TestAnswersOfAServer(t *testing.T) {
 		{"the id may be last", `{"result":{},"id":$ID}` + "\n", `{"result":{},"id":"q"}`},
 		{"unknown members pass", `{"id":$ID,"x":[1.0],"result":null}` + "\n", `{"id":"q","x":[1.0],"result":null}`},
 		{"an error may be null", `{"id":$ID,"error":null,"result":{}}` + "\n", `{"id":"q","error":null,"result":{}}`},
-		{"neither result nor error is no answer", `{"jsonrpc":"2.0","id":$ID}` + "\n", notAnswer},
-		{"repeated members are no answer", `{"id":$ID,"result":1,"result":2}` + "\n", notAnswer},
-		{"too deep is no answer", `{"id":$ID,"result":` + deep + `}` + "\n", notAnswer},
-		{"broken off is no answer", `{"id":$ID,"result":{"x":` + "\n", notAnswer},
+		{"without result and error it is not a response", `{"jsonrpc":"2.0","id":$ID}` + "\n", notAnswer},
+		{"with repeated members it is not a response", `{"id":$ID,"result":1,"result":2}` + "\n", notAnswer},
+		{"nested too deeply it is not a response", `{"id":$ID,"result":` + deep + `}` + "\n", notAnswer},
+		{"a truncated object is not a response", `{"id":$ID,"result":{"x":` + "\n", notAnswer},
 		{
-			"noise and blank lines before it do not matter",
+			"noise and blank lines are skipped",
 			"hello\n\n{oops\n[]\n\"x\"\n" + `{"id":$ID,"result":1}` + "\n",
 			`{"id":"q","result":1}`,
 		},
 		{
-			"responses to unknown requests do not matter",
+			"responses to unknown requests are skipped",
 			`{"id":999999,"result":0}` + "\n" + `{"id":"1","result":0}` + "\n" +
 				`{"id":null,"result":0}` + "\n" + `{"id":-1,"result":0}` + "\n" + `{"result":0}` + "\n" + `{"id":$ID,"result":1}` +
 				"\n",
 			`{"id":"q","result":1}`,
 		},
 		{
-			"the second answer does not matter",
+			"the second response is dropped",
 			`{"id":$ID,"result":1}` + "\n" + `{"id":$ID,"result":2}` + "\n",
 			`{"id":"q","result":1}`,
 		},
@@ -141,8 +141,8 @@ func TestAnswersOfAServer(t *testing.T) {
 			equal(t, "answer", p.client().post(say(`"q"`, tt.raw)).whole(), tt.want)
 		})
 	}
-	t.Run("lengths that are right and bytes that are no UTF-8 pass", func(t *testing.T) {
-		// JSON in Go has no such bytes, so a shell says them.
+	t.Run("bytes that are not UTF-8 are forwarded with the right length", func(t *testing.T) {
+		// encoding/json replaces such bytes, so a shell writes them.
 		script := `read -r l; printf 'Content-Length: 84\r\n\r\n%s' '{"jsonrpc":"2.0","id":1,` +
 			`"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
 			`read -r l; printf 'Content-Length: 24\r\n\r\n{"id":2,"result":"\377\376\377\376"}'; ` +
@@ -155,19 +155,19 @@ func TestAnswersOfAServer(t *testing.T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	equal(t, "dropped", p.dropped, 6)
-	equal(t, "noise", p.noise, 7) // four lines and what is no answer
+	equal(t, "noise", p.noise, 7) // four lines of text and three invalid responses
 }
 
-func TestLateAndWrongAnswersAreDroppedAndCounted(t *testing.T) { // A38
+func TestLateAndWrongResponsesAreDroppedAndCounted(t *testing.T) { // A38
 	p := newPool(t, "")
-	equal(t, "in time", p.client().call("late", `{"ms":1}`), "in time")
-	p.until("the late answer is counted", func() bool { return p.dropped == 1 })
-	equal(t, "right id", p.client().call("wrong-id", `{}`), "for you")
+	equal(t, "response", p.client().call("late", `{"ms":1}`), "in time")
+	p.until("the late response is counted", func() bool { return p.dropped == 1 })
+	equal(t, "response after one with a wrong id", p.client().call("wrong-id", `{}`), "for you")
 	equal(t, "dropped", p.dropped, 2)
 }
 
-// TestEqualIdsOfManyClients has 2,000 clients use the same ids and tokens at the
-// same time, and shows that no client gets a message of another (G22, A24, A29).
+// 2,000 clients use the same ids and tokens at the same time. No client receives a message of
+// another (G22, A24, A29).
 func TestEqualIdsOfManyClients(t *testing.T) {
 	p := newPool(t, "")
 	var clients sync.WaitGroup
@@ -182,7 +182,7 @@ func TestEqualIdsOfManyClients(t *testing.T) {
 			equal(t, "id and secret", c.post(request(id, "tools/call", secret)).whole(),
 				fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, id, quote(secret)))
 
-			// A client's steps are as many as its number says.
+			// The number of progress notifications identifies the client.
 			steps := n%5 + 1
 			r := c.post(
 				request(
@@ -215,7 +215,7 @@ func TestEqualIdsOfManyClients(t *testing.T) {
 	equal(t, "initialized", len(p.received("initialize")), 1)
 }
 
-func TestWhatComesBeforeTheAnswerMakesAStream(t *testing.T) {
+func TestEarlierMessagesMakeTheResponseAStream(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client()
 	r := c.post(toolCall(`1`, "emit", `{}`))
@@ -236,9 +236,9 @@ func TestWhatComesBeforeTheAnswerMakesAStream(t *testing.T) {
 	r.Body.Close()
 }
 
-// TestNotificationsInDoubtAreDropped: while calls of two clients are in flight, a log
-// message could belong to either.
-func TestNotificationsInDoubtAreDropped(t *testing.T) {
+// While calls of two clients are open, a log message could belong to either client, so it is
+// dropped.
+func TestAmbiguousNotificationsAreDropped(t *testing.T) {
 	p := newPool(t, "")
 	waiting, leave := context.WithCancel(t.Context())
 	left := make(chan struct{})
@@ -253,7 +253,7 @@ func TestNotificationsInDoubtAreDropped(t *testing.T) {
 	p.inFlightIs(1)
 	equal(
 		t,
-		"answer alone",
+		"response without the log message",
 		c.post(toolCall(`2`, "emit", `{}`)).whole(),
 		`{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"emitted"}]}}`,
 	)
@@ -262,7 +262,7 @@ func TestNotificationsInDoubtAreDropped(t *testing.T) {
 	<-left
 }
 
-// inFlightIs waits until a shared child has so many calls to answer.
+// inFlightIs waits until the shared child has n open calls.
 func (p *testPool) inFlightIs(n int) {
 	p.t.Helper()
 	p.eventually(fmt.Sprintf("%d calls are in flight", n), func() bool {
@@ -280,15 +280,15 @@ func (p *testPool) inFlightIs(n int) {
 	})
 }
 
-func TestHangUpIsCancelled(t *testing.T) { // G25
+func TestDisconnectCancelsTheCall(t *testing.T) { // G25
 	check := func(t *testing.T, p *testPool) {
 		t.Helper()
 		p.client().call("echo", `{}`)
 		cancelled := p.received("notifications/cancelled")
-		equal(t, "cancelled", len(cancelled), 1)
-		contains(t, "by the id that the child knows", strings.Join(cancelled, ""), `"requestId":2`)
+		equal(t, "cancellations", len(cancelled), 1)
+		contains(t, "with the id that the child received", strings.Join(cancelled, ""), `"requestId":2`)
 	}
-	t.Run("before anything came", func(t *testing.T) {
+	t.Run("before the first message", func(t *testing.T) {
 		p := newPool(t, "")
 		ctx, leave := context.WithCancel(t.Context())
 		left := make(chan error)
@@ -296,28 +296,28 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 			_, err := p.client().with(ctx).do(http.MethodPost, toolCall(`"theirs"`, "hang", `{}`))
 			left <- err
 		}()
-		p.eventually("the child has the call", func() bool { return len(p.received("tools/call")) == 1 })
+		p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) == 1 })
 		leave()
 		if err := <-left; err != context.Canceled {
 			t.Errorf("got %v", err)
 		}
 		check(t, p)
-		p.eventually("the child has stopped", func() bool { return p.events("cancelled") == 1 })
+		p.eventually("the child cancels the call", func() bool { return p.events("cancelled") == 1 })
 	})
 	t.Run("in the middle of the stream", func(t *testing.T) {
 		p := newPool(t, "")
 		r := p.client().initialize(`{"elicitation":{}}`).post(toolCall(`"theirs"`, "ask", `{"method":"elicitation/create"}`))
-		contains(t, "question", r.next(), `"elicitation/create"`)
+		contains(t, "server request", r.next(), `"elicitation/create"`)
 		r.Body.Close()
-		r.Body.Close() // which does no harm
+		r.Body.Close() // harmless
 		check(t, p)
 	})
 }
 
-// TestACallThatIsCancelledBeforeItIsSent: it waits for room in the queue. A child that
-// heard of the cancellation first would run a call that has no client.
+// A canceled call still waits in the queue. The cancellation must follow it: otherwise the child
+// would run a call that has no client.
 func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
-	s, c := loose(t)
+	s, c := newTestChild(t)
 	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
 	waiting := &call{session: s}
 	if failure := waiting.request.Read([]byte(toolCall(`"theirs"`, "hang", `{}`))); failure != nil {
@@ -327,14 +327,14 @@ func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	go func() { begun <- c.sendCall(t.Context(), waiting) }()
 	await.Until(t, "the call waits", c.busy)
 	c.cancel(waiting, "x")
-	equal(t, "told before the call", len(c.overflow), 0)
+	equal(t, "messages before the call", len(c.overflow), 0)
 	contains(t, "first", (<-c.queue).text(), `"id":1,"method":"tools/call"`)
 	if err := <-begun; err != nil {
 		t.Error(err)
 	}
 	contains(t, "then", (<-c.overflow).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
 	if _, _, last := waiting.inbox.Take(); !last {
-		t.Error("its client waits for an answer")
+		t.Error("the call has no final response")
 	}
 }
 
@@ -354,7 +354,7 @@ func TestClientsCancelTheirOwnCallsOnly(t *testing.T) { // A28
 	}
 	p.inFlightIs(3)
 	for _, body := range []string{
-		notification("notifications/cancelled", `{"requestId":"7"}`), // another id
+		notification("notifications/cancelled", `{"requestId":"7"}`), // a different id
 		notification("notifications/cancelled", `{"requestId":8}`),
 		notification("notifications/cancelled", `{}`),
 		notification("notifications/cancelled", `{"requestId":7}`),
@@ -369,7 +369,7 @@ func TestClientsCancelTheirOwnCallsOnly(t *testing.T) { // A28
 		http.StatusAccepted,
 	)
 	equal(t, "echo", clients[0].call("echo", `{}`), `{"name":"echo","arguments":{}}`)
-	equal(t, "cancelled", len(p.received("notifications/cancelled")), 1)
+	equal(t, "cancellations", len(p.received("notifications/cancelled")), 1)
 	p.inFlightIs(2)
 	leave()
 	<-ends
@@ -390,7 +390,7 @@ func TestClientNotifications(t *testing.T) { // A27, A28
 	}
 	c.call("echo", `{}`)
 	equal(t, "initialized", len(p.received("notifications/initialized")), 1)
-	equal(t, "of roots that others do not have", len(p.received("notifications/roots/list_changed")), 0)
+	equal(t, "roots notifications to the shared child", len(p.received("notifications/roots/list_changed")), 0)
 	equal(
 		t,
 		"unknown",
@@ -403,7 +403,7 @@ func TestClientNotifications(t *testing.T) { // A27, A28
 	c = own.client().initialize(`{"roots":{}}`)
 	c.post(notification("notifications/roots/list_changed", `{}`))
 	c.call("echo", `{}`)
-	equal(t, "of its own roots", len(own.received("notifications/roots/list_changed")), 1)
+	equal(t, "roots notifications to its own child", len(own.received("notifications/roots/list_changed")), 1)
 
 	idle := newPool(t, "")
 	equal(t, "status", idle.client().post(notification("notifications/foo", `{}`)).StatusCode, http.StatusAccepted)
@@ -419,20 +419,20 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		want               string
 	}{
 		{"not JSON", "POST", `{"id":1`, nil, 400, `"code":-32700`},
-		{"nothing", "POST", ``, nil, 400, `"code":-32700`},
+		{"an empty body", "POST", ``, nil, 400, `"code":-32700`},
 		{"not UTF-8", "POST", "{\"id\":1,\"method\":\"\xff\"}", nil, 400, `"code":-32700`},
 		{"a batch", "POST", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, nil, 400, `"code":-32600`},
 		{"repeated members", "POST", `{"id":1,"method":"ping","id":2}`, nil, 400, `"id":null`},
 		{"an invalid id", "POST", `{"id":{},"method":"ping"}`, nil, 400, `"code":-32600`},
 		{"too long", "POST", request(`1`, "ping", quote(strings.Repeat("x", 1000))), nil, 413, `"payload_too_large"`},
-		{"an answer to no question", "POST", `{"jsonrpc":"2.0","id":1,"result":{}}`, nil, 400, `"id":1`},
+		{"a response to an unknown request", "POST", `{"jsonrpc":"2.0","id":1,"result":{}}`, nil, 400, `"id":1`},
 		{"an unknown session", "POST", request(`5`, "ping", `{}`), []string{"Mcp-Session-Id", "x"}, 404, `"id":5`},
-		{"a stream without a session", "GET", "", nil, 405, `"invalid_request"`},
-		{"a stream of an unknown session", "GET", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
-		{"the end of no session", "DELETE", "", nil, 405, `"invalid_request"`},
-		{"the end of an unknown session", "DELETE", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
-		{"a modern stream", "GET", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
-		{"a modern end", "DELETE", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
+		{"a GET without a session", "GET", "", nil, 405, `"invalid_request"`},
+		{"a GET of an unknown session", "GET", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
+		{"a DELETE without a session", "DELETE", "", nil, 405, `"invalid_request"`},
+		{"a DELETE of an unknown session", "DELETE", "", []string{"Mcp-Session-Id", "x"}, 404, `"unknown_session"`},
+		{"a modern GET", "GET", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
+		{"a modern DELETE", "DELETE", "", []string{"MCP-Protocol-Version", "2026-07-28"}, 405, `"invalid_request"`},
 		{"another method", "PUT", "{}", nil, 405, `"invalid_request"`},
 	}
 	for _, tt := range tests {
@@ -451,7 +451,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	equal(t, "in flight", len(p.inFlight), 0)
 }
 
-func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
+func TestClientsThatDoNotAcceptStreams(t *testing.T) {
 	p := newPool(t, "", perSession)
 	c := p.client().initialize(`{"roots":{}}`)
 	for tool, want := range map[string]string{"emit": "emitted", "ask-roots": `\"roots\":[]`} {
@@ -461,14 +461,14 @@ func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
 	}
 }
 
-// TestLargeMessagesOfOurOwn: what we tell a child does not take the place of a call,
-// nor block what comes after it.
-func TestLargeMessagesOfOurOwn(t *testing.T) {
+// Large messages of the gateway itself to a child neither use the slots of large calls nor block
+// later messages.
+func TestLargeMessagesOfTheGateway(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client()
 	id := `"` + strings.Repeat("x", 2*largeMessage) + `"`
 	for range 3 * maxLarge {
 		c.post(say(`1`, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).whole()
-		contains(t, "heard", c.post(request(`2`, "heard", `{}`)).whole(), `xxx\",\"result\":{}`)
+		contains(t, "received", c.post(request(`2`, "heard", `{}`)).whole(), `xxx\",\"result\":{}`)
 	}
 }

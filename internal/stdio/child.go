@@ -160,10 +160,10 @@ func (c *child) dedicate(to *session) bool {
 }
 
 // isDedicatedTo reports whether the child is left to a client.
-func (c *child) isDedicatedTo(s *session) bool {
+func (c *child) isDedicatedTo(client *session) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.dedicatedTo != nil && c.dedicatedTo == s
+	return c.dedicatedTo != nil && c.dedicatedTo == client
 }
 
 // stopIfDedicated stops a dedicated child that has no calls left.

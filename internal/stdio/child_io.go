@@ -17,9 +17,9 @@ import (
 
 func (c *child) read() {
 	frames := newFrameReader(output{c}, c.server.pool.config.MaxMessage)
-	narrow := func() {}
-	frames.onLong = sync.OnceFunc(func() { narrow = widen(c.stdout) })
-	defer func() { narrow() }()
+	releasePipe := func() {}
+	frames.onLong = sync.OnceFunc(func() { releasePipe = widen(c.stdout) })
+	defer func() { releasePipe() }()
 	var m jsonrpc.Message
 	for {
 		frame, block, err := frames.next()
@@ -27,12 +27,13 @@ func (c *child) read() {
 		switch {
 		case err == nil && m.Read(frame) == nil:
 			if c.server.pool.config.Framing == Newline && (m.Has(jsonrpc.Version) || m.Has(jsonrpc.Result)) {
-				frames.settle()
+				frames.noteValid()
 			}
 			c.receive(&m, block)
 		case isTooLong:
 			c.tooLongLog.Do(func() {
-				c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
+				c.log().Warn("message on stdout is too long, skipped", zap.ByteString("id", tooLong.id),
+					zap.Int("max_line", frames.max))
 			})
 			c.failSkipped(&tooLong.skippedMessage, jsonrpc.ResponseTooLarge(c.server.name), err)
 		case err == nil || errors.Is(err, errNoise):
@@ -138,7 +139,7 @@ func (c *child) readStderr() {
 	defer c.stderr.Close()
 	const longestLine = 8 << 10
 	lines := bufio.NewReaderSize(c.stderr, longestLine)
-	var passed throttle
+	var limit throttle
 	logDropped := func(dropped int) {
 		if dropped > 0 {
 			c.log().Warn("stderr lines not logged", zap.Int("lines", dropped))
@@ -151,19 +152,19 @@ func (c *child) readStderr() {
 		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
 			c.stderrTail.add(text)
 			offline = offline || looksOffline(text)
-			pass, dropped := passed.line(len(text), time.Now())
+			pass, dropped := limit.allow(len(text), time.Now())
 			logDropped(dropped)
 			switch {
 			case pass:
 				c.log().Info("stderr", zap.String("line", string(text)))
-			case passed.dropped == 1:
+			case limit.dropped == 1:
 				c.log().Warn("too much output on stderr, some lines are not logged", zap.Int("lines", throttleLines),
 					zap.Int("bytes", throttleBytes), zap.Duration("in", throttleTime))
 			}
 		}
 		cut = err == bufio.ErrBufferFull
 		if err != nil && !cut {
-			logDropped(passed.dropped)
+			logDropped(limit.dropped)
 			if offline {
 				c.logWithheld()
 			}
@@ -182,13 +183,13 @@ const (
 // A throttle limits lines and bytes in a period.
 type throttle struct {
 	since        time.Time
-	lines, bytes int // passed since then
-	dropped      int // lines that did not pass
+	lines, bytes int // allowed since then
+	dropped      int // other lines
 }
 
-// line reports whether a line of this length may pass. At the beginning of a period it also
-// returns how many lines were dropped in the last one.
-func (t *throttle) line(bytes int, now time.Time) (pass bool, dropped int) {
+// allow reports whether the limits allow a line of this length. At the beginning of a period it
+// also returns how many lines were dropped in the last one.
+func (t *throttle) allow(bytes int, now time.Time) (pass bool, dropped int) {
 	if now.Sub(t.since) >= throttleTime {
 		dropped = t.dropped
 		*t = throttle{since: now}

@@ -30,7 +30,7 @@
 // without a session or a health check, go to any child that runs, or else to the one of
 // clients without capabilities.
 //
-// [OneForAll] is for servers that must have a single process: all clients share one
+// [SingleChild] is for servers that must have a single process: all clients share one
 // child, and initialize declares every capability.
 //
 // # One child, many clients

@@ -128,7 +128,7 @@ func (c *child) discoverEra(ctx context.Context) error {
 			if answer.err == nil && !c.server.becomeLegacy(group) {
 				return errLegacyOnly
 			}
-			return c.initialized(ctx, answer.message, answer.err)
+			return c.handleInitialized(ctx, answer.message, answer.err)
 		}
 	}
 }

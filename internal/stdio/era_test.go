@@ -9,7 +9,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Clients that come while a child is being started for none of them share it, whichever era it speaks.
+// Clients share a child that is still being started, although its era is not yet known and its
+// first client has left.
 func TestClientsJoinAChildThatIsBeingStarted(t *testing.T) {
 	for _, tt := range []struct{ name, capabilities string }{
 		{"without capabilities", `{}`},
@@ -27,7 +28,7 @@ func TestClientsJoinAChildThatIsBeingStarted(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			p.until("it is being started", func() bool { return p.logs.FilterMessage("starting MCP server").Len() == 1 })
+			p.until("the child is starting", func() bool { return p.logs.FilterMessage("starting MCP server").Len() == 1 })
 			pids := make([]int, 2)
 			for i := range pids {
 				running.Go(func() { pids[i] = p.client().initialize(tt.capabilities).pid() })
@@ -36,7 +37,7 @@ func TestClientsJoinAChildThatIsBeingStarted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.eventually("a client waits for it", func() bool {
+			p.eventually("a client waits for the child", func() bool {
 				first.mu.Lock()
 				defer first.mu.Unlock()
 				return first.waiting == 3

@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Framing is how messages are separated on a child's stdin. Its stdout is read in either
-// framing.
+// A Framing separates the messages on a child's stdin. Its stdout is read in either framing.
 type Framing string
 
 const (
@@ -32,8 +31,8 @@ func (f frame) len() (n int) {
 	return n
 }
 
-// edited returns a message with edits applied. It shares the bytes of the message.
-func edited(message []byte, edits []jsonspan.Edit) frame {
+// applyEdits returns a message with edits applied. It shares the bytes of the message.
+func applyEdits(message []byte, edits []jsonspan.Edit) frame {
 	return appendEdited(make(frame, 0, 2*len(edits)+1), message, edits)
 }
 
@@ -78,7 +77,7 @@ type frameReader struct {
 	block      *block
 	start, end int   // range of the block that was read and not returned yet
 	err        error // error of the latest read
-	expected   int   // likely size of the next long message: that of the latest one, and some more
+	expected   int   // likely size of the next long message: a little more than the latest one
 }
 
 const (
@@ -114,7 +113,7 @@ func newFrameReader(r io.Reader, maxMessage int) *frameReader {
 // with a *tooLongError it returns nothing. Reading can go on after both. Any other error is final.
 func (r *frameReader) next() ([]byte, *block, error) {
 	for {
-		line, joined, err := r.line()
+		line, joined, err := r.readLine()
 		if err != nil && (err != io.EOF || len(line) == 0) {
 			return nil, nil, err
 		}
@@ -131,22 +130,22 @@ func (r *frameReader) next() ([]byte, *block, error) {
 		}
 		if n, ok := contentLength(line); ok && !r.linesOnly && n <= maxExcess*r.max {
 			r.lastWasLine = false
-			return r.body(n)
+			return r.readBody(n)
 		}
 		return line, nil, errNoise
 	}
 }
 
-// Some programs begin their output with a byte order mark.
+// byteOrderMark precedes the output of some programs.
 var byteOrderMark = []byte("\ufeff")
 
 // maxExcess limits a Content-Length to a multiple of the longest message. A header beyond it
 // is taken for text, because skipping so much would skip all responses to come.
 const maxExcess = 4
 
-// settle notes that the latest message was valid. If it was a line, so are all later ones,
+// noteValid notes that the latest message was valid. If it was a line, so are all later ones,
 // and text that looks like a header is not one.
-func (r *frameReader) settle() { r.linesOnly = r.linesOnly || r.lastWasLine }
+func (r *frameReader) noteValid() { r.linesOnly = r.linesOnly || r.lastWasLine }
 
 // contentLength returns the length that a header states.
 func contentLength(line []byte) (n int, ok bool) {
@@ -159,9 +158,9 @@ func contentLength(line []byte) (n int, ok bool) {
 	return n, strings.EqualFold(name, "Content-Length") && err == nil && n >= 0
 }
 
-// line reads up to the end of a line. The result is valid until more is read. A line longer
+// readLine reads up to the end of a line. The result is valid until more is read. A line longer
 // than a block is returned in a block of its own.
-func (r *frameReader) line() (_ []byte, joined *block, _ error) {
+func (r *frameReader) readLine() (_ []byte, joined *block, _ error) {
 	var begin []*block // blocks before the current one, if the line is longer than a block
 	size := 0          // bytes in them
 	for searched := 0; ; {
@@ -222,10 +221,10 @@ func join(begin []*block, end []byte) (line []byte, joined *block) {
 	return line, joined
 }
 
-// body reads the rest of a header and a message of a stated length.
-func (r *frameReader) body(n int) ([]byte, *block, error) {
+// readBody reads the rest of a header and a message of a stated length.
+func (r *frameReader) readBody(n int) ([]byte, *block, error) {
 	for {
-		line, _, err := r.line()
+		line, _, err := r.readLine()
 		if err != nil {
 			return nil, nil, err
 		}

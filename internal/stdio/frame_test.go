@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// readAll returns what a reader of frames finds: messages as they are, noise as
-// "noise …" and what is too long as "too long …" with its id.
+// readAll reads all frames. It returns messages unchanged, noise with the prefix "noise", and "too
+// long" with the id of a message that exceeds the limit.
 func readAll(r *frameReader) (found []string) {
 	for {
 		frame, _, err := r.next()
@@ -34,7 +34,7 @@ func readAll(r *frameReader) (found []string) {
 
 func TestFramesAreRead(t *testing.T) {
 	long := strings.Repeat("x", 200_000)
-	// of the longest that is allowed
+	// A message of exactly the allowed length.
 	edge := `{"id":1,"result":"` + strings.Repeat(
 		"x",
 		100_000-len(`{"id":1,"result":""}`),
@@ -44,20 +44,20 @@ func TestFramesAreRead(t *testing.T) {
 		input string
 		want  []string
 	}{
-		{"nothing", "", nil},
+		{"empty input", "", nil},
 		{"a line is a message", "{}\n", []string{"{}"}},
 		{"a line may end with a carriage return", "{\"a\":1}\r\n{}\r\n", []string{`{"a":1}`, "{}"}},
 		{"the last line needs no end", "{}\n{\"a\":1}", []string{"{}", `{"a":1}`}},
-		{"blank lines are nothing", "\n\r\n  \n{}\n\n", []string{"{}"}},
-		{"blanks around a message are nothing", "  {} \t\n", []string{"{}"}},
+		{"blank lines are skipped", "\n\r\n  \n{}\n\n", []string{"{}"}},
+		{"spaces around a message are removed", "  {} \t\n", []string{"{}"}},
 		{"a banner is noise", "Server v1.0: ready\n{}\n", []string{"noise Server v1.0: ready", "{}"}},
 		{"a batch is noise", "[{}]\n{}\n", []string{"noise [{}]", "{}"}},
-		{"a length comes before its message", "Content-Length: 7\r\n\r\n{\"a\":1}", []string{`{"a":1}`}},
-		{"its name may be in any case", "content-length:2\n\n{}", []string{"{}"}},
-		{"other headers may follow it", "Content-Length: 2\r\nContent-Type: x\r\n\r\n{}", []string{"{}"}},
-		{"a message of a length may have line breaks", "Content-Length: 9\r\n\r\n{\"a\":\n\n1}", []string{"{\"a\":\n\n1}"}},
+		{"Content-Length precedes a message", "Content-Length: 7\r\n\r\n{\"a\":1}", []string{`{"a":1}`}},
+		{"header names are case-insensitive", "content-length:2\n\n{}", []string{"{}"}},
+		{"other headers are skipped", "Content-Length: 2\r\nContent-Type: x\r\n\r\n{}", []string{"{}"}},
+		{"line breaks in a message with Content-Length", "Content-Length: 9\r\n\r\n{\"a\":\n\n1}", []string{"{\"a\":\n\n1}"}},
 		{
-			"both framings may be mixed",
+			"framings can be mixed",
 			"{}\nContent-Length: 7\r\n\r\n{\"a\":1}{\"b\":1}\nContent-Length: 2\r\n\r\n{}\n",
 			[]string{"{}", `{"a":1}`, `{"b":1}`, "{}"},
 		},
@@ -67,43 +67,43 @@ func TestFramesAreRead(t *testing.T) {
 			[]string{"noise Content-Length: many", "{}", "noise Content-Length: -1", "{}"},
 		},
 		{
-			"a length that no message has is noise",
+			"a huge length is noise",
 			"Content-Length: 99999999999\r\n\r\n{}\n",
 			[]string{"noise Content-Length: 99999999999", "{}"},
 		},
-		{"a byte order mark is nothing", "\ufeff{}\n{}\n\ufeffContent-Length: 2\r\n\r\n{}", []string{"{}", "{}", "{}"}},
-		{"what is cut off is the end", "{}\nContent-Length: 70\r\n\r\n{", []string{"{}"}},
+		{"a byte order mark is skipped", "\ufeff{}\n{}\n\ufeffContent-Length: 2\r\n\r\n{}", []string{"{}", "{}", "{}"}},
+		{"a truncated message is dropped", "{}\nContent-Length: 70\r\n\r\n{", []string{"{}"}},
 
-		{"a message may have as many bytes as allowed", edge + "\n{}\n", []string{edge, "{}"}},
-		{"but not one more", edge[:len(edge)-2] + "x\"}\n{}\n", []string{"too long 1", "{}"}},
+		{"a message of the maximum length", edge + "\n{}\n", []string{edge, "{}"}},
+		{"a line over the maximum length", edge[:len(edge)-2] + "x\"}\n{}\n", []string{"too long 1", "{}"}},
 		{
-			"nor by its length",
+			"a Content-Length over the maximum length",
 			"Content-Length: " + strconv.Itoa(len(edge)+1) + "\r\n\r\n" + edge[:len(edge)-2] + "x\"}{}\n",
 			[]string{"too long 1", "{}"},
 		},
-		{"of what is too long the id is known", `{"id":5,"result":"` + long + "\"}\n{}\n", []string{"too long 5", "{}"}},
+		{"the id of a message that is too long", `{"id":5,"result":"` + long + "\"}\n{}\n", []string{"too long 5", "{}"}},
 		{
-			"also if it comes last",
+			"an id at the end of a message that is too long",
 			`{"result":"` + long + `","jsonrpc":"2.0","id":"q"}` + "\n{}\n",
 			[]string{`too long "q"`, "{}"},
 		},
 		{
-			"also if there are others within",
+			"an id after a nested id in a message that is too long",
 			`{"result":{"id":1,"x":"` + long + `"},"id":2}` + "\n{}\n",
 			[]string{"too long 2", "{}"},
 		},
 		{
-			"a request is distinguished from a response",
+			"a request that is too long",
 			`{"id":7,"params":{"x":"` + long + `"},"method":"x"}` + "\n{}\n",
 			[]string{"too long 7 asks", "{}"},
 		},
 		{
-			"a notification that is too long has none",
+			"a notification that is too long has no id",
 			`{"method":"x","params":{"x":"` + long + `"}}` + "\n{}\n",
 			[]string{"too long  asks", "{}"},
 		},
-		{"noise that is too long has none either", long + "\n{}\n", []string{"too long ", "{}"}},
-		{"noise may be long", long[:90_000] + "\n{}\n", []string{"noise " + long[:90_000], "{}"}},
+		{"noise that is too long has no id", long + "\n{}\n", []string{"too long ", "{}"}},
+		{"long noise", long[:90_000] + "\n{}\n", []string{"noise " + long[:90_000], "{}"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -121,7 +121,8 @@ func TestFramesAreRead(t *testing.T) {
 	}
 }
 
-// Messages of all lengths are read one after the other, and stay as they were read.
+// Messages of many lengths are read one after the other. They stay unchanged while later ones are
+// read.
 func TestLongFramesAreRead(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var stream []byte
@@ -143,7 +144,7 @@ func TestLongFramesAreRead(t *testing.T) {
 	}
 	for i := range want {
 		if string(got[i]) != want[i] {
-			t.Errorf("message %d of %d bytes is another one, of %d bytes", i, len(want[i]), len(got[i]))
+			t.Errorf("message %d has %d bytes and differs from the input of %d bytes", i, len(want[i]), len(got[i]))
 		}
 	}
 }
@@ -157,8 +158,8 @@ func TestFramesAreWritten(t *testing.T) {
 	}{
 		{"a message is a line", Newline, `{"a":"\n"}`, "{\"a\":\"\\n\"}\n"},
 		{"line breaks between tokens are spaces", Newline, "{\r\n\t\"a\":\n1}\n", "{  \t\"a\": 1} \n"},
-		{"a separator of Unicode is none", Newline, "{\"a\":\"\u2028\"}", "{\"a\":\"\u2028\"}\n"},
-		{"a length comes first", ContentLength, "{\n\"é\":1}", "Content-Length: 9\r\n\r\n{\n\"é\":1}"},
+		{"a line separator of Unicode stays", Newline, "{\"a\":\"\u2028\"}", "{\"a\":\"\u2028\"}\n"},
+		{"Content-Length precedes the message", ContentLength, "{\n\"é\":1}", "Content-Length: 9\r\n\r\n{\n\"é\":1}"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -167,8 +168,8 @@ func TestFramesAreWritten(t *testing.T) {
 	}
 }
 
-// FuzzFrames compares the frames of input that arrives in steps with the frames that
-// naiveFrames finds in the whole input.
+// FuzzFrames compares the frames of input that arrives in small pieces with those that naiveFrames
+// finds in the complete input.
 func FuzzFrames(f *testing.F) {
 	for _, seed := range []string{
 		"{}\n{\"id\":1}\r\n", "noise\n{}\n\n", "Content-Length: 2\r\n\r\n{}{}\n", "Content-Length: 3\n\n{}",
@@ -200,7 +201,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// stepReader returns so many bytes at a time.
+// stepReader returns at most step bytes at a time.
 type stepReader struct {
 	rest []byte
 	step int
@@ -215,8 +216,8 @@ func (r *stepReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// naiveFrames is readAll for who has all of the input, which has no line that is
-// longer than the buffer of a frameReader.
+// naiveFrames is a simple implementation of readAll. It needs the complete input, and lines that
+// fit in the buffer of a frameReader.
 func naiveFrames(input []byte, longest int) (found []string) {
 	for len(input) > 0 {
 		line, rest, _ := bytes.Cut(input, []byte("\n"))
@@ -258,8 +259,8 @@ func naiveFrames(input []byte, longest int) (found []string) {
 	return found
 }
 
-// TestLinesStayLines: after a message that was a line, what looks like a header is text.
-func TestLinesStayLines(t *testing.T) {
+// After a message on a line of its own, a line that looks like a header is noise.
+func TestHeadersAfterLinesAreNoise(t *testing.T) {
 	const input = "Content-Length: 2\r\n\r\n{}{}\nContent-Length: 9\r\n\r\n{}\n{}\n"
 	r := newFrameReader(strings.NewReader(input), 1000)
 	var got []string
@@ -269,14 +270,14 @@ func TestLinesStayLines(t *testing.T) {
 			break
 		}
 		if err == nil {
-			r.settle()
+			r.noteValid()
 		}
 		got = append(got, string(frame))
 	}
 	equal(t, "frames", strings.Join(got, "|"), "{}|{}|Content-Length: 9|{}|{}")
 }
 
-// TestLargeMessagesAreNotCopied on their way to a child.
+// A large message is not copied when it is framed for a child.
 func TestLargeMessagesAreNotCopied(t *testing.T) {
 	raw := []byte(toolCall(`"theirs"`, "echo", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`))
 	m := message(t, string(raw))

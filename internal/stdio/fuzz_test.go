@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
-// What is framed for a child is read again as it was, in either framing and in pieces of
-// any size. On a line, only line breaks between tokens are not.
+// FuzzAppendFrame frames messages for a child and reads them again, in both framings and in pieces
+// of any size. A message on a line changes only in its line breaks between tokens.
 func FuzzAppendFrame(f *testing.F) {
 	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\n\"\\n\"}", "{\"a\":\"\u2028\u0085\"}",
 		`{"a":"` + strings.Repeat("x", 70<<10) + `"}`, `{}`, "{\"\xff\":1}", " {}\n"} {
@@ -42,14 +42,14 @@ func FuzzAppendFrame(f *testing.F) {
 				}
 			}
 			if got, _, err := r.next(); err == nil {
-				t.Fatalf("%s: %q was read, too", framing, got)
+				t.Fatalf("%s: unexpected %q", framing, got)
 			}
 		}
 	})
 }
 
-// The call that waits for a message that is too long is known.
-func FuzzLost(f *testing.F) {
+// FuzzSkippedMessageID checks that the id of a message that is too long is found, in pieces of any size.
+func FuzzSkippedMessageID(f *testing.F) {
 	for _, message := range []string{`{"jsonrpc":"2.0","id":7,"result":{"id":8}}`, `{"method":"m","id":"a\"b"}`,
 		`{"result":1}`, `{"\u0069d":1.0,"method":1}`, `{"id":null}`, `[{"id":1}]`, `{"id":{"id":1}}`, `{"x":1`} {
 		f.Add([]byte(message), uint8(2))
@@ -75,7 +75,7 @@ func FuzzLost(f *testing.F) {
 	})
 }
 
-// A tally counts what happens.
+// A tally counts noise and dropped messages.
 type tally struct{ noise, dropped int }
 
 func (*tally) Started(string, int, bool) {}
@@ -83,8 +83,9 @@ func (*tally) Exited(string, int, error) {}
 func (n *tally) Noise(string)            { n.noise++ }
 func (n *tally) Dropped(string)          { n.dropped++ }
 
-// Whatever a child says, a call is answered once, by what has its number, and its client
-// gets that with its own id and otherwise as it was.
+// FuzzReceive checks that each call gets at most one response, whatever a child writes. The
+// response has the number of the call, which becomes the id of the client. Nothing else in it
+// changes.
 func FuzzReceive(f *testing.F) {
 	for _, said := range []string{
 		`{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}`, `{"id":2,"error":{"code":-1,"message":"m"},"result":null}`,
@@ -139,7 +140,7 @@ func FuzzReceive(f *testing.F) {
 			before := bytes.Clone(line)
 			c.receive(&m, nil)
 			if !bytes.Equal(line, before) {
-				t.Fatalf("%q has changed to %q", before, line)
+				t.Fatalf("line %q changed to %q", before, line)
 			}
 			object := jsontest.Members(line)
 			_, isCall := object["method"]
@@ -155,16 +156,16 @@ func FuzzReceive(f *testing.F) {
 					text := []byte(l.message.text())
 					got := jsontest.Members(text)
 					if !json.Valid(text) {
-						t.Fatalf("%q reached a client as %q", line, text)
+						t.Fatalf("line %q reached a client as %q", line, text)
 					}
 					if !last {
 						if !isCall || got["id"] != object["id"] {
-							t.Fatalf("%q reached a client as %q", line, text)
+							t.Fatalf("line %q reached a client as %q", line, text)
 						}
 						continue
 					}
 					if isCall || answered[i] || object["id"] != fmt.Sprint(i+1) || got["id"] != own {
-						t.Fatalf("%q was taken for the answer to %s, as %q", line, own, text)
+						t.Fatalf("line %q became the response to %s: %q", line, own, text)
 					}
 					answered[i] = true
 					if !hasResult && !hasError {
@@ -175,18 +176,18 @@ func FuzzReceive(f *testing.F) {
 					if listen := `"io.modelcontextprotocol/subscriptionId"`; !maps.Equal(got, object) &&
 						!strings.Contains(string(line), listen) &&
 						!strings.Contains(string(line), `\u`) {
-						t.Fatalf("%q reached a client as %q", line, text)
+						t.Fatalf("line %q reached a client as %q", line, text)
 					}
 				}
 				if wanted := !isCall && (hasResult || hasError) && object["id"] == fmt.Sprint(i+1); wanted && !answered[i] {
-					t.Fatalf("%q did not reach its client", line)
+					t.Fatalf("line %q did not reach its client", line)
 				}
 			}
 		}
-		// Each line to the child is a message.
+		// Each line for the child is a message.
 		for len(c.queue) > 0 {
 			if frame := []byte((<-c.queue).text()); !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
-				t.Fatalf("after %q, the child was sent %q", said, frame)
+				t.Fatalf("after %q, the child gets %q", said, frame)
 			}
 		}
 	})

@@ -46,9 +46,9 @@ const (
 	allCapabilities = `{"elicitation":{"form":{},"url":{}},"sampling":{}}`
 )
 
-// canonical returns capabilities in a form in which equal ones are the same text: the order of
-// members and white space do not matter. It removes roots unless they are wanted.
-func canonical(capabilities []byte, roots bool) string {
+// canonicalCapabilities returns capabilities as a text that is the same for equal capabilities: the
+// order of members and white space do not matter. It removes roots unless they are wanted.
+func canonicalCapabilities(capabilities []byte, roots bool) string {
 	d := json.NewDecoder(bytes.NewReader(capabilities))
 	d.UseNumber()
 	var members map[string]any
@@ -80,11 +80,11 @@ func (s *server) capabilitiesFor(g *group) []byte {
 // group returns the group of a client with these capabilities, or the nearest one if there is
 // no room for another. The caller holds the lock.
 func (p *Pool) group(name string, capabilities []byte, owner string) *group {
-	key := groupKey{name, canonical(capabilities, p.config.SoleClient)}
+	key := groupKey{name, canonicalCapabilities(capabilities, p.config.SoleClient)}
 	if p.config.Isolation == SingleChild {
 		key.capabilities = allCapabilities
 		if p.config.SoleClient {
-			key.capabilities = canonical([]byte(`{"roots":{},`+allCapabilities[1:]), true)
+			key.capabilities = canonicalCapabilities([]byte(`{"roots":{},`+allCapabilities[1:]), true)
 		}
 	}
 	g := p.groups[key]
@@ -117,13 +117,13 @@ func (p *Pool) logFull(key groupKey, shares string) {
 // admit reports whether an owner can begin another group of a server. If there is no room, it
 // ends a group that was not used for a while. The caller holds the lock.
 func (p *Pool) admit(key groupKey, owner string) bool {
-	kept := p.groupMeters[key.name]
-	if kept == nil {
-		kept = quota.NewMeter(groupQuota, quota.Limits{Entries: maxGroups, OwnerEntries: maxOwnerGroups})
-		p.groupMeters[key.name] = kept
+	meter := p.groupMeters[key.name]
+	if meter == nil {
+		meter = quota.NewMeter(groupQuota, quota.Limits{Entries: maxGroups, OwnerEntries: maxOwnerGroups})
+		p.groupMeters[key.name] = meter
 	}
-	if kept.Fits(owner, 0) {
-		return kept.Take(owner, 0)
+	if meter.Fits(owner, 0) {
+		return meter.Take(owner, 0)
 	}
 	var own, abandoned []*group
 	for _, g := range p.groups {
@@ -133,7 +133,7 @@ func (p *Pool) admit(key groupKey, owner string) bool {
 		if g.owner == owner {
 			own = append(own, g)
 		}
-		if p.unused(g, abandonedTime) {
+		if p.isUnused(g, abandonedTime) {
 			abandoned = append(abandoned, g)
 		}
 	}
@@ -143,7 +143,7 @@ func (p *Pool) admit(key groupKey, owner string) bool {
 	if len(abandoned) > 0 {
 		p.dropGroup(slices.MinFunc(abandoned, func(a, b *group) int { return a.lastUsed.Compare(b.lastUsed) }))
 	}
-	return kept.Take(owner, 0)
+	return meter.Take(owner, 0)
 }
 
 // addGroup begins a group. The caller holds the lock.
@@ -154,7 +154,7 @@ func (p *Pool) addGroup(key groupKey, owner string) *group {
 	return g
 }
 
-// nearest returns the group with the most capabilities that are all among these. The caller
+// nearest returns the group that has the most of these capabilities, and no others. The caller
 // holds the lock.
 func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 	var wanted map[string]any
@@ -165,12 +165,10 @@ func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 		if g.name != key.name || !isSubset(has, wanted) {
 			continue
 		}
-		if best == nil ||
-			cmp.Or(
-				cmp.Compare(len(g.capabilities), len(best.capabilities)),
-				cmp.Compare(best.capabilities,
-					g.capabilities),
-			) > 0 {
+		if best == nil || cmp.Or(
+			cmp.Compare(len(g.capabilities), len(best.capabilities)),
+			cmp.Compare(best.capabilities, g.capabilities),
+		) > 0 {
 			best = g
 		}
 	}
@@ -184,19 +182,21 @@ func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 // values or, for objects, values that are subsets.
 func isSubset(some, all map[string]any) bool {
 	for name, value := range some {
-		other, has := all[name]
-		object, is := value.(map[string]any)
-		others, are := other.(map[string]any)
-		if !has || is != are || is && !isSubset(object, others) || !is && !reflect.DeepEqual(value, other) {
+		other, found := all[name]
+		object, isObject := value.(map[string]any)
+		otherObject, otherIsObject := other.(map[string]any)
+		switch {
+		case !found, isObject != otherIsObject,
+			isObject && !isSubset(object, otherObject), !isObject && !reflect.DeepEqual(value, other):
 			return false
 		}
 	}
 	return true
 }
 
-// unused reports whether a group has no sessions and its children had no requests for a while.
+// isUnused reports whether a group has no sessions and its children had no requests for a while.
 // The caller holds the lock.
-func (p *Pool) unused(g *group, while time.Duration) bool {
+func (p *Pool) isUnused(g *group, while time.Duration) bool {
 	if time.Since(g.lastUsed) < while {
 		return false
 	}
@@ -220,7 +220,7 @@ func (p *Pool) expireGroup(g *group) {
 	if p.closed || p.groups[g.groupKey] != g {
 		return
 	}
-	if p.unused(g, p.config.SessionTTL) && (!p.hasRunning(g.name, func(other *group) bool { return other == g }) ||
+	if p.isUnused(g, p.config.SessionTTL) && (!p.hasRunning(g.name, func(other *group) bool { return other == g }) ||
 		p.hasRunning(g.name, func(other *group) bool { return other != g })) {
 		p.dropGroup(g)
 		return
@@ -247,8 +247,8 @@ func (p *Pool) hasRunning(name string, match func(*group) bool) bool {
 func (p *Pool) dropGroup(g *group) {
 	g.expires.Stop()
 	delete(p.groups, g.groupKey)
-	if kept := p.groupMeters[g.name]; kept != nil && g.capabilities != noCapabilities {
-		kept.Give(g.owner, 0)
+	if meter := p.groupMeters[g.name]; meter != nil && g.capabilities != noCapabilities {
+		meter.Give(g.owner, 0)
 	}
 	for a, s := range p.servers {
 		if a.group == g {
@@ -265,8 +265,8 @@ func (p *Pool) closeGroups() {
 	for _, g := range p.groups {
 		g.expires.Stop()
 	}
-	for _, kept := range p.groupMeters {
-		kept.Close()
+	for _, meter := range p.groupMeters {
+		meter.Close()
 	}
 }
 

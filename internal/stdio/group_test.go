@@ -27,13 +27,13 @@ func TestCanonicalCapabilities(t *testing.T) {
 		`{"roots":{"listChanged":true}}`:           `{}`,
 		`{"experimental":{"x":[1.50,"<é>",null]}}`: `{"experimental":{"x":[1.50,"<é>",null]}}`,
 	} {
-		equal(t, in, canonical([]byte(in), false), want)
+		equal(t, in, canonicalCapabilities([]byte(in), false), want)
 	}
-	equal(t, "with roots", canonical([]byte(`{"sampling":{},"roots":{}}`), true), `{"roots":{},"sampling":{}}`)
+	equal(t, "with roots", canonicalCapabilities([]byte(`{"sampling":{},"roots":{}}`), true), `{"roots":{},"sampling":{}}`)
 }
 
-// told returns the capabilities that initialize declared to children, by PID.
-func (p *testPool) told() map[int]string {
+// declaredCapabilities returns the capabilities that children received in initialize, by PID.
+func (p *testPool) declaredCapabilities() map[int]string {
 	p.t.Helper()
 	told := map[int]string{}
 	for _, e := range p.read() {
@@ -45,14 +45,14 @@ func (p *testPool) told() map[int]string {
 	return told
 }
 
-func TestClientsShareAChildIfTheyDeclareTheSame(t *testing.T) {
+func TestClientsWithEqualCapabilitiesShareAChild(t *testing.T) {
 	for _, tt := range []struct {
 		isolation     Isolation
 		roots         []string
 		sole          bool
-		none, all     string // capabilities that the children receive
-		children      int    // of all clients
-		rootsAreOther bool   // a client with roots shares no child with one without
+		none, all     string // capabilities that the children receive from clients without and with capabilities
+		children      int    // total number
+		rootsAreOther bool   // clients with roots do not share a child with those without
 	}{
 		{Shared, nil, false, `{}`, `{"elicitation":{},"sampling":{}}`, 2, false},
 		{Shared, []string{"file:///r"}, false, `{"roots":{}}`, `{"roots":{},"elicitation":{},"sampling":{}}`, 2, false},
@@ -63,17 +63,17 @@ func TestClientsShareAChildIfTheyDeclareTheSame(t *testing.T) {
 	} {
 		p := newPool(t, "", func(c *Config) { c.Isolation, c.Roots, c.SoleClient = tt.isolation, tt.roots, tt.sole })
 		none, all := p.client().initialize(`{}`).pid(), p.client().initialize(`{"sampling":{},"elicitation":{}}`).pid()
-		equal(t, "the order of members", p.client().initialize(`{ "elicitation": {}, "sampling": {} }`).pid(), all)
-		equal(t, "no capabilities again", p.client().initialize(`{}`).pid(), none)
+		equal(t, "another order of members", p.client().initialize(`{ "elicitation": {}, "sampling": {} }`).pid(), all)
+		equal(t, "no capabilities, again", p.client().initialize(`{}`).pid(), none)
 		equal(
 			t,
-			"roots make no difference",
+			"client with roots shares the child",
 			p.client().initialize(`{"roots":{"listChanged":true}}`).pid() == none,
 			!tt.rootsAreOther,
 		)
 		equal(t, "without a session", p.client().pid(), none)
-		equal(t, "capabilities without any declared", p.told()[none], tt.none)
-		equal(t, "capabilities with all declared", p.told()[all], tt.all)
+		equal(t, "declared for clients without capabilities", p.declaredCapabilities()[none], tt.none)
+		equal(t, "declared for clients with capabilities", p.declaredCapabilities()[all], tt.all)
 		equal(t, "started", len(p.started), tt.children)
 		equal(t, "status", len(p.Status("alpha:1")), tt.children)
 	}
@@ -89,15 +89,15 @@ func TestModernClientsOfALegacyServer(t *testing.T) {
 			text()
 	}
 	some := pid(`{"sampling":{}}`)
-	equal(t, "the same again", pid(`{ "sampling":{} }`), some)
+	equal(t, "same capabilities, again", pid(`{ "sampling":{} }`), some)
 	equal(t, "a legacy client", fmt.Sprint(p.client().initialize(`{"sampling":{}}`).pid()), some)
 	if none := pid(`{}`); none == some {
-		t.Errorf("a client without capabilities shares the child of those with some, %s", none)
+		t.Errorf("clients with and without capabilities share child %s", none)
 	}
 	equal(t, "started", len(p.started), 2)
 }
 
-// TestRequestsWithoutASessionStartNoOtherChild: they are answered by one that runs.
+// A running child serves requests without a session, whatever capabilities it has.
 func TestRequestsWithoutASessionStartNoOtherChild(t *testing.T) {
 	p := newPool(t, "")
 	pid := p.client().initialize(`{"sampling":{}}`).pid()
@@ -109,14 +109,14 @@ func TestRequestsWithoutASessionStartNoOtherChild(t *testing.T) {
 		t.Error(err)
 	}
 	if again := p.client().pid(); again == pid {
-		t.Error("it was not restarted")
+		t.Error("the child was not restarted")
 	}
 	equal(t, "started", len(p.started), 2)
 	equal(t, "status", p.Status("alpha:1")[0].Capabilities, `{"sampling":{}}`)
 }
 
-// TestAClientHearsItsOwnChild: what the child of others says is not for it.
-func TestAClientHearsItsOwnChild(t *testing.T) {
+// A client does not receive messages of other clients' children.
+func TestClientsReceiveMessagesOfTheirOwnChild(t *testing.T) {
 	changed := notification("notifications/tools/list_changed", `{}`) + "\n"
 	log := notification("notifications/message", `{"level":"info","data":"mine"}`) + "\n"
 	p := newPuppets(t)
@@ -124,19 +124,19 @@ func TestAClientHearsItsOwnChild(t *testing.T) {
 	first, second := a.listen(), b.listen()
 	defer first.Body.Close()
 	defer second.Body.Close()
-	untold(a, changed)
-	untold(b, log+changed) // as the only client of its child
+	writeBetweenCalls(a, changed)
+	writeBetweenCalls(b, log+changed) // b is the only client of its child
 	contains(t, "a", first.next(), "list_changed")
 	contains(t, "b", second.next(), "mine")
 
-	// Questions and cancellations stay apart as well.
+	// Server requests and cancellations of two children do not mix either.
 	hanging := make(chan string)
 	go func() { hanging <- a.post(say(`7`, "\n")).whole() }()
-	p.eventually("it is called", func() bool {
+	p.eventually("the child receives the call", func() bool {
 		return strings.Count(p.client().post(request(`1`, "heard", `{}`)).whole(), `\"say\"`) == 2
 	})
 	r := b.post(say(`7`, `{"id":"q","method":"sampling/createMessage"}`+"\n"))
-	contains(t, "asked while another client has a call", r.next(), "sampling/createMessage")
+	contains(t, "server request during a call of another client", r.next(), "sampling/createMessage")
 	r.Body.Close()
 	a.post(notification("notifications/cancelled", `{"requestId":7}`))
 	equal(t, "canceled", <-hanging, "")
@@ -151,16 +151,16 @@ func TestSubscriptionsOfOtherChildrenStay(t *testing.T) {
 	if _, err := a.do(http.MethodDelete, ""); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually("one has ended", func() bool { return len(p.received("resources/unsubscribe")) == 1 })
+	p.eventually("one subscription has ended", func() bool { return len(p.received("resources/unsubscribe")) == 1 })
 	stream := b.listen()
 	defer stream.Body.Close()
 	b.call("touch", `{"uri":"x:1"}`)
-	contains(t, "the other", stream.next(), "resources/updated")
+	contains(t, "message to the other client", stream.next(), "resources/updated")
 }
 
-// TestCapabilitiesDoNotStartChildrenWithoutEnd: a client gets so many children, all clients
-// some more, and then what there is that fits best.
-func TestCapabilitiesDoNotStartChildrenWithoutEnd(t *testing.T) {
+// The number of children per client and in total is limited. Beyond it, a client gets the running
+// child whose capabilities fit best.
+func TestChildrenPerCapabilitiesAreLimited(t *testing.T) {
 	p := newPool(t, "")
 	begin := func(owner, capabilities string) (pid int) {
 		c := p.client()
@@ -170,26 +170,26 @@ func TestCapabilitiesDoNotStartChildrenWithoutEnd(t *testing.T) {
 	for i := range 20 {
 		begin("one", fmt.Sprintf(`{"experimental":{"n":%d}}`, i))
 	}
-	equal(t, "of one", len(p.started), maxOwnerGroups+1)
-	equal(t, "the nearest", begin("one", `{"sampling":{},"elicitation":{"form":{}}}`), sampling)
+	equal(t, "started for one client", len(p.started), maxOwnerGroups+1)
+	equal(t, "best fit", begin("one", `{"sampling":{},"elicitation":{"form":{}}}`), sampling)
 	none := begin("one", `{"elicitation":{}}`)
-	equal(t, "with nothing in common", p.told()[none], `{}`)
+	equal(t, "without common capabilities", p.declaredCapabilities()[none], `{}`)
 	both := begin("two", `{"sampling":{},"elicitation":{}}`)
 	for i := range 40 {
 		begin(fmt.Sprint("of many", i), fmt.Sprintf(`{"experimental":{"n":%d}}`, i))
 	}
-	equal(t, "of all", len(p.started), maxGroups+1)
-	equal(t, "the nearest of several", begin("three", `{"sampling":{},"elicitation":{},"tasks":{}}`), both)
-	equal(t, "what was there", begin("three", `{"sampling":{}}`), sampling)
+	equal(t, "started in total", len(p.started), maxGroups+1)
+	equal(t, "best fit of several", begin("three", `{"sampling":{},"elicitation":{},"tasks":{}}`), both)
+	equal(t, "same capabilities", begin("three", `{"sampling":{}}`), sampling)
 	p.until(
-		"it is logged",
+		"a warning is logged",
 		func() bool {
 			return p.logs.FilterMessageSnippet("too many different client capabilities").Len() > 0
 		},
 	)
 }
 
-// TestGroupsThatAreNotUsedEnd: their place is taken after a while, and later they end.
+// A new group replaces one that was unused for a while. Unused groups end later.
 func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 100, Isolation: Shared, Logger: zap.NewNop}, nil)
@@ -212,11 +212,11 @@ func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 			sessions = append(sessions, begin(fmt.Sprintf(`{"x":{"n":%d}}`, i)))
 		}
 		p.end(sessions[1])
-		equal(t, "just used", begin(`{"y":{}}`).group.capabilities, noCapabilities)
+		equal(t, "with no group unused for long enough", begin(`{"y":{}}`).group.capabilities, noCapabilities)
 		time.Sleep(abandonedTime)
-		equal(t, "room", begin(`{"y":{}}`).group.capabilities, `{"y":{}}`)
+		equal(t, "replaces an unused group", begin(`{"y":{}}`).group.capabilities, `{"y":{}}`)
 		equal(t, "groups", groups(), fmt.Sprint(maxOwnerGroups+1))
-		equal(t, "no more", begin(`{"z":{}}`).group.capabilities, noCapabilities)
+		equal(t, "with all groups in use", begin(`{"z":{}}`).group.capabilities, noCapabilities)
 		p.end(sessions[0])
 		time.Sleep(2 * time.Hour)
 		equal(t, "groups with sessions", groups(), fmt.Sprint(maxOwnerGroups))
@@ -228,23 +228,23 @@ func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 	})
 }
 
-// TestTheLastChildStays: others end when they are not used.
-func TestTheLastChildStays(t *testing.T) {
+// Unused children end, except the last one.
+func TestLastChildKeepsRunning(t *testing.T) {
 	p := newPool(t, "", func(c *Config) { c.SessionTTL = 20 * time.Millisecond })
 	first := p.client().initialize(`{"sampling":{}}`).pid()
 	p.client().initialize(`{"elicitation":{}}`).pid()
-	p.until("one has ended", func() bool { return len(p.exited) == 1 })
-	p.eventually("its sessions have expired", func() bool {
+	p.until("one child has ended", func() bool { return len(p.exited) == 1 })
+	p.eventually("the sessions have expired", func() bool {
 		p.Pool.mu.Lock()
 		defer p.Pool.mu.Unlock()
 		return len(p.sessions) == 0 && len(p.groups) == 1
 	})
 	pid := p.client().pid()
-	equal(t, "the other is there", pid != p.exited[0] && (pid == first || pid == p.started[1]), true)
+	equal(t, "the other child runs", pid != p.exited[0] && (pid == first || pid == p.started[1]), true)
 	equal(t, "started", len(p.started), 2)
 }
 
-// TestCapabilitiesThatAServerRefuses: the client gets the error, and the server stays healthy.
+// If a server refuses capabilities, the client gets the error and the server stays healthy.
 func TestCapabilitiesThatAServerRefuses(t *testing.T) {
 	script := `read -r hello
 		case "$hello" in *bad*) echo '{"jsonrpc":"2.0","id":1,"error":{"code":-5,"message":"not these"}}';; *) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; esac
@@ -258,19 +258,19 @@ func TestCapabilitiesThatAServerRefuses(t *testing.T) {
 		`{"jsonrpc":"2.0","id":"i","error":{"code":-5,"message":"not these"}}`,
 	)
 	equal(t, "sessions", len(p.sessions), 0)
-	contains(t, "others", p.client().post(request(`1`, "x", `{}`)).whole(), `"result"`)
+	contains(t, "response to another client", p.client().post(request(`1`, "x", `{}`)).whole(), `"result"`)
 	if err := p.Check(t.Context(), "alpha:1"); err != nil {
-		t.Errorf("checked: %v", err)
+		t.Errorf("Check: %v", err)
 	}
 	if asked, err := p.CheckStarted(t.Context(), "alpha:1"); !asked || err != nil {
-		t.Errorf("alive: asked %t, error %v", asked, err)
+		t.Errorf("CheckStarted: asked %t, error %v", asked, err)
 	}
 	if err := p.Restart(t.Context(), "alpha:1"); err != nil {
-		t.Errorf("restarted: %v", err)
+		t.Errorf("Restart: %v", err)
 	}
 }
 
-// TestChildrenOfGroupsRestartAlone: the death of one is nothing to the others.
+// The end of a child does not affect the children of other groups.
 func TestChildrenOfGroupsRestartAlone(t *testing.T) {
 	p := newPool(t, "")
 	a, b := p.client().initialize(`{}`), p.client().initialize(`{"sampling":{}}`)
@@ -279,11 +279,11 @@ func TestChildrenOfGroupsRestartAlone(t *testing.T) {
 	defer cancel()
 	calls := len(p.received("tools/call"))
 	go func() { _, _ = a.with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`)) }()
-	p.eventually("it is called", func() bool { return len(p.received("tools/call")) > calls })
+	p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) > calls })
 	_ = syscall.Kill(second, syscall.SIGKILL)
-	p.until("it is back", func() bool { return p.again == 1 })
-	equal(t, "the other is the same", a.pid(), first)
+	p.until("the child has restarted", func() bool { return p.restarts == 1 })
+	equal(t, "child of the other group", a.pid(), first)
 	if b.pid() == second {
-		t.Error("it is the same")
+		t.Error("the child was not replaced")
 	}
 }

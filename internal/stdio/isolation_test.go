@@ -13,8 +13,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// What one client does must not reach another: these are the ways it could.
-
 func TestASessionIsWithOneServer(t *testing.T) {
 	p := newPool(t, "")
 	a, b := p.client().initialize(`{}`), p.client()
@@ -27,11 +25,11 @@ func TestASessionIsWithOneServer(t *testing.T) {
 	b.session = ""
 	b.initialize(`{}`).call("touch", `{"uri":"x:1"}`)
 	a.call("add-tool", `{"name":"t"}`)
-	contains(t, "what is heard first", stream.next(), "tools/list_changed")
+	contains(t, "first message", stream.next(), "tools/list_changed")
 }
 
-// TestMessagesOutsideOfCalls: they go to the only client that the child has worked for.
-// What it says later may still be about others.
+// Messages outside of calls go to the client if it is the only one that the child has served. After
+// it has served two, its messages may be about either.
 func TestMessagesOutsideOfCalls(t *testing.T) {
 	const log = `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"%s"}}` + "\n"
 	changed := notification("notifications/tools/list_changed", `{}`) + "\n"
@@ -39,42 +37,41 @@ func TestMessagesOutsideOfCalls(t *testing.T) {
 	a := p.client().initialize(`{"sampling":{}}`)
 	first := a.listen()
 	defer first.Body.Close()
-	untold(a, fmt.Sprintf(log, "to the only one"))
-	contains(t, "the only one", first.next(), "to the only one")
+	writeBetweenCalls(a, fmt.Sprintf(log, "to the only one"))
+	contains(t, "message to the only client", first.next(), "to the only one")
 
 	b := p.client().initialize(`{"sampling":{}}`)
 	second := b.listen()
 	defer second.Body.Close()
-	untold(a, fmt.Sprintf(log, "of one of two")+changed)
-	contains(t, "next of the first", first.next(), "list_changed")
-	contains(t, "next of the second", second.next(), "list_changed")
+	writeBetweenCalls(a, fmt.Sprintf(log, "of one of two")+changed)
+	contains(t, "first client", first.next(), "list_changed")
+	contains(t, "second client", second.next(), "list_changed")
 
-	untold(b, changed)
-	contains(t, "next of the first", first.next(), "list_changed")
+	writeBetweenCalls(b, changed)
+	contains(t, "first client", first.next(), "list_changed")
 	if _, err := b.do(http.MethodDelete, ""); err != nil {
 		t.Fatal(err)
 	}
-	untold(a, fmt.Sprintf(log, "of one that has left")+changed)
-	contains(t, "next of the one that has stayed", first.next(), "list_changed")
+	writeBetweenCalls(a, fmt.Sprintf(log, "of one that has left")+changed)
+	contains(t, "remaining client", first.next(), "list_changed")
 }
 
-// TestQuestionsOutsideOfCallsAreRefused: a shared child cannot name the client that
-// they are for, and may use the response for all clients.
-func TestQuestionsOutsideOfCallsAreRefused(t *testing.T) {
+// A shared child cannot name the client of a server request outside of calls, and may use the
+// response for all clients. So these requests are refused.
+func TestServerRequestsOutsideOfCallsAreRefused(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client().initialize(`{"sampling":{}}`)
 	stream := c.listen()
 	defer stream.Body.Close()
-	untold(c, askedBetweenCalls)
-	p.eventually("the question is refused", func() bool {
+	writeBetweenCalls(c, samplingRequest)
+	p.eventually("the server request is refused", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
 	})
-	equal(t, "open questions", len(c.known(p).serverRequests), 0)
+	equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
 }
 
-// TestOneClientsStateIsNotAnothers: what a client tells a shared child to do is done for
-// that client.
-func TestOneClientsStateIsNotAnothers(t *testing.T) {
+// Log levels and subscriptions of one client of a shared child do not change those of others.
+func TestClientStateIsNotShared(t *testing.T) {
 	p := newPool(t, "")
 	a, b := p.client().initialize(`{}`), p.client().initialize(`{}`)
 	levels := func() (levels string) {
@@ -95,24 +92,24 @@ func TestOneClientsStateIsNotAnothers(t *testing.T) {
 	equal(t, "before any client sets a level", logged(b, "debug"), true)
 	equal(t, "answer", set(a, "warning"), `{"jsonrpc":"2.0","id":"l","result":{}}`)
 	set(b, "error")
-	equal(t, "one that wants less", levels(), " warning")
+	equal(t, "levels after a client sets a higher level", levels(), " warning")
 	set(b, "debug")
-	equal(t, "one that wants more", levels(), " warning debug")
-	equal(t, "to a client that wants more", logged(b, "debug"), true)
-	equal(t, "to a client that wants less", logged(a, "info"), false)
-	equal(t, "to a client that sets no level", logged(p.client(), "debug"), false)
-	contains(t, "no level", set(a, "loud"), `"code":-32602`)
+	equal(t, "levels after a client sets a lower level", levels(), " warning debug")
+	equal(t, "debug message to the client with level debug", logged(b, "debug"), true)
+	equal(t, "info message to the client with level warning", logged(a, "info"), false)
+	equal(t, "debug message to a client without a level", logged(p.client(), "debug"), false)
+	contains(t, "invalid level", set(a, "loud"), `"code":-32602`)
 	contains(t, "without a session", set(p.client(), "emergency"), `"code":-32600`)
 	equal(t, "levels sent to the child", levels(), " warning debug")
 
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	_ = syscall.Kill(a.pid(), syscall.SIGKILL)
 	p.eventually("the level is set after a restart", func() bool { return levels() == " warning debug debug" })
 	if _, err := b.do(http.MethodDelete, ""); err != nil {
 		t.Fatal(err)
 	}
 	p.eventually(
-		"the level of one that has left is forgotten",
+		"the level of a closed session is removed",
 		func() bool { return levels() == " warning debug debug warning" },
 	)
 
@@ -127,8 +124,8 @@ func TestOneClientsStateIsNotAnothers(t *testing.T) {
 	equal(t, "unsubscribed", len(p.received("resources/unsubscribe")), 0)
 }
 
-// TestProgressOfQuestions: a client reports that of what it was asked.
-func TestProgressOfQuestions(t *testing.T) {
+// Only the client that received a server request can report its progress.
+func TestProgressOfServerRequests(t *testing.T) {
 	p := newPuppets(t)
 	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
 	r := a.post(
@@ -136,19 +133,18 @@ func TestProgressOfQuestions(t *testing.T) {
 			"\n"),
 	)
 	defer r.Body.Close()
-	contains(t, "question", r.next(), "sampling")
+	contains(t, "server request", r.next(), "sampling")
 	for who, c := range map[string]*client{"a": a, "b": b, "unknown": p.client()} {
 		c.post(notification("notifications/progress", `{"progressToken":"theirs","message":"of `+who+`"}`))
 	}
 	heard := p.client().post(request(`1`, "heard", `{}`)).whole()
-	contains(t, "heard", heard, "of a")
-	equal(t, "from others", strings.Contains(heard, "of b") || strings.Contains(heard, "of unknown"), false)
+	contains(t, "received", heard, "of a")
+	equal(t, "from other clients", strings.Contains(heard, "of b") || strings.Contains(heard, "of unknown"), false)
 }
 
-// TestALaterCallGetsNothingThatWasWrittenBeforeIt: the gateway has read a log message
-// and a question, and a call begins before it handles them. The child wrote them
-// without knowing of that call.
-func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
+// The gateway has read a log message and a server request, and a call begins before it handles
+// them. They cannot belong to that call, because the child wrote them earlier.
+func TestCallsGetNoEarlierMessages(t *testing.T) {
 	p := newPuppets(t)
 	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
 	stream := a.listen()
@@ -157,27 +153,27 @@ func TestALaterCallGetsNothingThatWasWrittenBeforeIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := &call{session: b.known(p), inbox: newInbox("", maxUnread)}
+	later := &call{session: b.poolSession(p), inbox: newInbox("", maxUnread)}
 	p.onNoise = func() {
 		if err := s.current().register(later); err != nil {
 			t.Error(err)
 		}
 	}
-	untold(a, "this line is not a message\n"+
+	writeBetweenCalls(a, "this line is not a message\n"+
 		notification("notifications/message", `{"level":"info","data":"private"}`)+"\n"+
-		askedBetweenCalls+
+		samplingRequest+
 		notification("notifications/tools/list_changed", `{}`)+"\n")
-	contains(t, "all is handled", stream.next(), "list_changed")
+	contains(t, "last message", stream.next(), "list_changed")
 	if l, ok, _ := later.inbox.Take(); ok {
 		t.Errorf("the later call got %s", l.message)
 	}
 	contains(t, "refused", a.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
 }
 
-// TestALaterCallThatWasGivenUpRaisesNoDoubt: the child wrote its question without
-// knowing of that call.
-func TestALaterCallThatWasGivenUpRaisesNoDoubt(t *testing.T) {
-	s, c := loose(t)
+// A child wrote a server request before it received a later call, so the end of that call leaves no
+// doubt about the client.
+func TestAbandonedLaterCallsAreNotAmbiguous(t *testing.T) {
+	s, c := newTestChild(t)
 	asking, later := &call{session: s, inbox: newInbox("", 1)}, &call{inbox: newInbox("", 1)}
 	for _, call := range []*call{asking, later} {
 		if err := c.register(call); err != nil {
@@ -193,18 +189,18 @@ func TestALaterCallThatWasGivenUpRaisesNoDoubt(t *testing.T) {
 	equal(t, "doubtful", doubtful, false)
 }
 
-func TestWhatFollowsACallWithoutASessionIsForNobody(t *testing.T) {
+func TestMessagesAfterCallsWithoutASession(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client().initialize(`{"sampling":{}}`)
 	stream := c.listen()
 	defer stream.Body.Close()
-	untold(p.client(), askedBetweenCalls)
-	p.eventually("the question is refused", func() bool {
+	writeBetweenCalls(p.client(), samplingRequest)
+	p.eventually("the server request is refused", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
 	})
 }
 
-func TestProgressThatNobodyAskedForIsDropped(t *testing.T) {
+func TestUnrequestedProgressIsDropped(t *testing.T) {
 	p := newPuppets(t)
 	r := p.client().
 		post(say(`1`, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":$ID,`+
@@ -213,8 +209,8 @@ func TestProgressThatNobodyAskedForIsDropped(t *testing.T) {
 	equal(t, "dropped", p.dropped, 1)
 }
 
-// A child that many share must not get what may be its end.
-func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
+// Invalid messages of clients must not reach a shared child, because they could end it.
+func TestInvalidMessagesDoNotReachChildren(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client().initialize(`{"sampling":{}}`)
 	for _, body := range []string{
@@ -238,21 +234,21 @@ func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
 		equal(t, answer, c.post(body).StatusCode, http.StatusBadRequest)
 	}
 	c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":-1,"message":"no model"}}`, id))
-	contains(t, "answer", r.next(), "no model")
+	contains(t, "response", r.next(), "no model")
 	for _, method := range []string{"ping", "x"} {
 		equal(t, "received "+method, len(p.received(method)), 0)
 	}
 }
 
-func TestAQuestionOnAStreamThatHasEnded(t *testing.T) { // A25
+func TestServerRequestsOnClosedStreams(t *testing.T) { // A25
 	p := newPuppets(t, perSession)
 	c := p.client().initialize(`{"sampling":{}}`)
 	stream := c.listen()
-	untold(c, askedBetweenCalls)
-	contains(t, "question", stream.next(), "sampling")
+	writeBetweenCalls(c, samplingRequest)
+	contains(t, "server request", stream.next(), "sampling")
 	stream.Body.Close()
-	p.eventually("the question is refused", func() bool {
-		s := c.known(p)
+	p.eventually("the server request is refused", func() bool {
+		s := c.poolSession(p)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.serverRequests) == 0
@@ -266,14 +262,14 @@ func TestCancellationsReachAllChildrenOfAServer(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client().initialize(`{}`)
 	other := *c
-	other.host = "alpha:2" // as a balancer may choose
+	other.host = "alpha:2" // a load balancer may choose it
 	r := make(chan string)
 	go func() { r <- c.post(toolCall(`7`, "hang", `{}`)).whole() }()
 	p.inFlightIs(1)
-	p.eventually("it is called", func() bool { return len(p.received("tools/call")) == 1 })
+	p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) == 1 })
 	other.post(notification("notifications/cancelled", `{"requestId":7}`))
 	equal(t, "answer", <-r, "")
-	p.eventually("the child hears it", func() bool { return p.events("cancelled") == 1 })
+	p.eventually("the child receives the cancellation", func() bool { return p.events("cancelled") == 1 })
 }
 
 func TestSubscriptionsEndWithTheirSession(t *testing.T) {
@@ -287,23 +283,23 @@ func TestSubscriptionsEndWithTheirSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.client().pid()
-		p.eventually("the last one ends them", func() bool { return len(p.received("resources/unsubscribe")) == n })
+		p.eventually("the last session ends it", func() bool { return len(p.received("resources/unsubscribe")) == n })
 	}
 }
 
-func TestHangupEndsWhatWouldNotEnd(t *testing.T) {
+func TestEndStreams(t *testing.T) {
 	p := newPool(t, "--modern")
 	legacy := p.client().initialize(`{}`).listen()
 	modern := p.client().modern(`1`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
 	modern.next()
 	p.EndStreams()
-	equal(t, "the stream of a session", legacy.next(), "")
-	equal(t, "a listen request", modern.next(), "")
-	equal(t, "one that comes late", p.client().initialize(`{}`).listen().next(), "")
-	equal(t, "calls go on", p.client().call("slow", `{"ms":1}`), "slept")
+	equal(t, "session stream", legacy.next(), "")
+	equal(t, "subscriptions/listen", modern.next(), "")
+	equal(t, "late session stream", p.client().initialize(`{}`).listen().next(), "")
+	equal(t, "call", p.client().call("slow", `{"ms":1}`), "slept")
 }
 
-func TestAServerThatFailsOnceIsNotOfTheLegacyEra(t *testing.T) {
+func TestOneFailureDoesNotMakeAServerLegacy(t *testing.T) {
 	p := newPoolOf(
 		t,
 		[]string{
@@ -314,13 +310,13 @@ func TestAServerThatFailsOnceIsNotOfTheLegacyEra(t *testing.T) {
 			os.Args[0],
 		},
 	)
-	p.client().modern(`1`, "tools/list", "", "").whole() // by its legacy child
-	p.eventually("it is known", func() bool {
+	p.client().modern(`1`, "tools/list", "", "").whole() // starts the legacy child
+	p.eventually("the server is known to be modern", func() bool {
 		return strings.Contains(p.client().modern(`1`, "tools/list", "", "").whole(), `"resultType"`)
 	})
 }
 
-func TestAServerThatEndsWhenItIsNotGreetedIsOfTheLegacyEra(t *testing.T) {
+func TestServersThatExitWithoutInitializeAreLegacy(t *testing.T) {
 	script := `read -r first; case "$first" in *initialize*) ;; *) exit 1;; esac
 		printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'
 		while read -r line; do case "$line" in *tools/list*) id=${line#*'"id":'}; printf '{"jsonrpc":"2.0","id":%s,"result":{"tools":[]}}\n' "${id%%,*}";; esac; done`
@@ -330,7 +326,7 @@ func TestAServerThatEndsWhenItIsNotGreetedIsOfTheLegacyEra(t *testing.T) {
 	}
 }
 
-func TestDoubtsHoldNoBodies(t *testing.T) {
+func TestAbandonedCallsAreLimited(t *testing.T) {
 	c := &child{calls: map[uint64]*call{}}
 	var m jsonrpc.Message
 	if failure := m.Read([]byte(toolCall(`1`, "x", `{}`))); failure != nil {
@@ -343,13 +339,13 @@ func TestDoubtsHoldNoBodies(t *testing.T) {
 		}
 		c.unregister(call)
 	}
-	equal(t, "doubts", len(c.abandoned), maxAbandonedCalls)
+	equal(t, "abandoned calls", len(c.abandoned), maxAbandonedCalls)
 	c.noteRead()
 	_, doubtful := c.inferCall()
 	equal(t, "doubtful", doubtful, true)
 }
 
-func TestLargeMessagesDoNotPileUp(t *testing.T) {
+func TestQueuedLargeMessagesAreLimited(t *testing.T) {
 	p := newPoolOf(
 		t,
 		[]string{
@@ -374,7 +370,7 @@ func TestLargeMessagesDoNotPileUp(t *testing.T) {
 			done <- struct{}{}
 		}()
 	}
-	p.eventually("there is no more room", func() bool { return len(s.current().largeSlots) == maxLarge })
+	p.eventually("all slots are in use", func() bool { return len(s.current().largeSlots) == maxLarge })
 	equal(t, "waiting", len(s.current().queue) <= maxLarge+1, true)
 	cancel()
 	for range 50 {

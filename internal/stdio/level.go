@@ -39,7 +39,7 @@ func (rt *roundTrip) setLevel(c *child) (*http.Response, error) {
 	if answer == nil { // the child already has that level
 		return respond(rt.req, http.StatusOK, jsonrpc.ResultResponse(id, []byte("{}"))), nil
 	}
-	return respond(rt.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)...), nil
+	return respond(rt.req, http.StatusOK, replaceFields(answer, id, jsonrpc.ID)...), nil
 }
 
 // syncLevel sets the log level of a child to the most verbose one of its clients. It returns

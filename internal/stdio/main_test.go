@@ -31,8 +31,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// TestMain makes a child of the test binary when it is called `<binary> ds …` or
-// `<binary> puppet` or `<binary> filler …`.
+// TestMain runs the test binary as a child process if its first argument is ds, puppet or filler.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -50,10 +49,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// puppet is a child that the test controls. The request say writes raw bytes, in which
-// $ID stands for the id of the request. The request heard returns all messages that
-// came before it. The request fill writes raw bytes and returns a string of the
-// length in code. The message exit ends the child, with the status in code.
+// puppet is a child process that the test controls. Request "say" writes raw bytes and replaces $ID
+// in them by the id of the request. "heard" returns all messages received before it. "fill" writes
+// raw bytes and returns a string of code bytes. "close-stdin" closes stdin. "exit" ends the process
+// with the status in code.
 func puppet(stdin io.Reader, stdout io.Writer) {
 	var heard []string
 	lines := bufio.NewReader(stdin)
@@ -102,29 +101,29 @@ func puppet(stdin io.Reader, stdout io.Writer) {
 	}
 }
 
-// testPool is a pool with its logs and counters.
+// testPool is a pool that collects its logs and counts its events.
 type testPool struct {
 	*Pool
 	t       *testing.T
-	journal string // where children of mcptest write what they receive
+	journal string // file in which children of mcptest log their input
 	logs    *observer.ObservedLogs
-	onNoise func() // if set, runs in the reader of a child at each line that is not a message
-	onExit  func() // if set, runs in it at the end of the child
+	onNoise func() // if set, the reader of a child calls it for each line that is not a message
+	onExit  func() // if set, the reader of a child calls it when the child ends
 
-	mu      sync.Mutex
-	changed *sync.Cond // something below, or a line in logs
-	started []int      // pids
-	exited  []int
-	again   int // starts that were restarts
-	noise   int
-	dropped int
+	mu       sync.Mutex
+	changed  *sync.Cond // signaled when a field below or logs changes
+	started  []int      // pids
+	exited   []int
+	restarts int
+	noise    int
+	dropped  int
 }
 
 func (p *testPool) Started(_ string, pid int, restart bool) {
 	p.note(func() {
 		p.started = append(p.started, pid)
 		if restart {
-			p.again++
+			p.restarts++
 		}
 	})
 }
@@ -149,7 +148,7 @@ func (p *testPool) note(change func()) {
 	p.changed.Broadcast()
 }
 
-// until waits for something that the pool reports to make condition true.
+// until waits for a condition that depends on events and logs of the pool.
 func (p *testPool) until(what string, condition func() bool) {
 	p.t.Helper()
 	late := false
@@ -158,13 +157,13 @@ func (p *testPool) until(what string, condition func() bool) {
 	defer p.mu.Unlock()
 	for !condition() {
 		if late {
-			p.t.Fatalf("waited in vain: %s", what)
+			p.t.Fatalf("timeout waiting for: %s", what)
 		}
 		p.changed.Wait()
 	}
 }
 
-// eventually waits for a condition that the pool does not report.
+// eventually polls a condition of which the pool reports no changes.
 func (p *testPool) eventually(what string, condition func() bool) {
 	p.t.Helper()
 	await.Until(p.t, what, condition)
@@ -211,7 +210,7 @@ func newPoolOf(t *testing.T, command []string, change ...func(*Config)) *testPoo
 		p.within("Close", p.Close)
 		for _, pid := range p.started {
 			if exists(pid) {
-				t.Errorf("process %d is left", pid)
+				t.Errorf("process %d still runs", pid)
 			}
 		}
 	})
@@ -220,7 +219,7 @@ func newPoolOf(t *testing.T, command []string, change ...func(*Config)) *testPoo
 
 func perSession(c *Config) { c.Isolation = PerSession }
 
-// within fails the test if f does not return.
+// within fails the test if f does not return in time.
 func (p *testPool) within(what string, f func()) {
 	p.t.Helper()
 	done := make(chan struct{})
@@ -235,8 +234,8 @@ func (p *testPool) within(what string, f func()) {
 	}
 }
 
-// soon makes restarts of a server quick.
-func (p *testPool) soon(host string, era mcp.Era) {
+// restartSoon shortens the pause before restarts of a server.
+func (p *testPool) restartSoon(host string, era mcp.Era) {
 	p.t.Helper()
 	s, err := p.sharedServer(host, nil, "")
 	if era == mcp.Modern {
@@ -250,7 +249,7 @@ func (p *testPool) soon(host string, era mcp.Era) {
 	s.backoff.First = 2 * time.Millisecond
 }
 
-// exists reports whether a process runs. A zombie does not.
+// exists reports whether a process runs. A zombie process does not run.
 func exists(pid int) bool {
 	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
 		state, _ := processState(stat)
@@ -259,7 +258,7 @@ func exists(pid int) bool {
 	return runtime.GOOS != "linux" && syscall.Kill(pid, 0) == nil
 }
 
-// zombies returns the children of this process that have ended and were not waited for.
+// zombies returns the ended child processes that were not waited for.
 func zombies() (pids []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
@@ -271,8 +270,8 @@ func zombies() (pids []string) {
 	return pids
 }
 
-// processState reads the state and the parent out of /proc/<pid>/stat. They follow the
-// name of the process, which may contain spaces and parentheses.
+// processState parses the state and the parent in /proc/<pid>/stat. They follow the name of the
+// process, which may contain spaces and parentheses.
 func processState(stat []byte) (state, parent string) {
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 2 {
@@ -284,7 +283,7 @@ func processState(stat []byte) (state, parent string) {
 // text returns the bytes of a frame.
 func (f frame) text() string { return string(bytes.Join(f, nil)) }
 
-// A client makes requests.
+// A client sends requests to a pool.
 type client struct {
 	p       *testPool
 	host    string
@@ -292,22 +291,22 @@ type client struct {
 	ctx     context.Context
 }
 
-// client returns a client whose requests do not hang forever. They last longer than
-// the test waits for a condition, so a condition that does not come true is named.
+// client returns a client whose requests time out. The timeout is longer than await.Patience, so
+// that a test that waits for a condition reports that condition.
 func (p *testPool) client() *client {
 	ctx, cancel := context.WithTimeout(p.t.Context(), 2*await.Patience)
 	p.t.Cleanup(cancel)
 	return &client{p: p, host: "alpha:1", ctx: ctx}
 }
 
-// with returns the same client whose requests end with ctx.
+// with returns a copy of the client whose requests end with ctx.
 func (c *client) with(ctx context.Context) *client {
 	other := *c
 	other.ctx = ctx
 	return &other
 }
 
-// do makes a request. Headers are name, value, name, value …
+// do sends a request. Headers are names, each followed by its value.
 func (c *client) do(method, body string, headers ...string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(c.ctx, method, "http://"+c.host+"/mcp", strings.NewReader(body))
 	if err != nil {
@@ -324,8 +323,7 @@ func (c *client) do(method, body string, headers ...string) (*http.Response, err
 	return c.p.RoundTrip(req)
 }
 
-// post makes a request that gets a response. A failure becomes one, as it does in
-// the gateway.
+// post sends a message and returns the response. As in the gateway, an error becomes a response.
 func (c *client) post(body string, headers ...string) *reply {
 	c.p.t.Helper()
 	res, err := c.do(http.MethodPost, body, headers...)
@@ -342,7 +340,7 @@ func (c *client) post(body string, headers ...string) *reply {
 	return newReply(c.p.t, res)
 }
 
-// initialize begins a session with these capabilities.
+// initialize opens a session with these capabilities.
 func (c *client) initialize(capabilities string) *client {
 	c.p.t.Helper()
 	r := c.post(
@@ -376,7 +374,7 @@ func (c *client) call(tool, arguments string) string {
 	return c.post(toolCall(`1`, tool, arguments)).text()
 }
 
-// pid returns the process that serves the client.
+// pid returns the id of the process that serves the client.
 func (c *client) pid() int {
 	c.p.t.Helper()
 	pid, err := strconv.Atoi(c.call("pid", `{}`))
@@ -398,18 +396,18 @@ func toolCall(id, tool, arguments string) string {
 	return request(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments))
 }
 
-// say makes a puppet write something.
+// say returns a request for which a puppet writes raw.
 func say(id, raw string) string {
 	return request(id, "say", `{"raw":`+quote(raw)+`}`)
 }
 
 func quote(s string) string { return string(jsonrpc.Quote(s)) }
 
-// A reply is a response and its messages.
+// A reply is a response from which the test reads messages.
 type reply struct {
 	*http.Response
 	t      *testing.T
-	events *bufio.Reader // nil if it is JSON
+	events *bufio.Reader // nil if the response is JSON
 }
 
 func newReply(t *testing.T, res *http.Response) *reply {
@@ -420,7 +418,7 @@ func newReply(t *testing.T, res *http.Response) *reply {
 	return r
 }
 
-// next returns the next message, or "" at the end.
+// next returns the next message of a stream, or "" at its end.
 func (r *reply) next() string {
 	r.t.Helper()
 	if r.events == nil {
@@ -443,7 +441,7 @@ func (r *reply) next() string {
 	}
 }
 
-// last returns the last message of a stream, or the only one.
+// last returns the last message of a stream, or the message of a JSON response.
 func (r *reply) last() (message string) {
 	r.t.Helper()
 	if r.events == nil {
@@ -455,7 +453,7 @@ func (r *reply) last() (message string) {
 	return message
 }
 
-// whole returns the body of a response that is not a stream.
+// whole returns the body of a JSON response.
 func (r *reply) whole() string {
 	r.t.Helper()
 	body, err := io.ReadAll(r.Body)
@@ -466,7 +464,7 @@ func (r *reply) whole() string {
 	return string(body)
 }
 
-// text returns the text of a tool's result.
+// text returns the text of a tool result.
 func (r *reply) text() string {
 	r.t.Helper()
 	return textOf(r.last())
@@ -494,7 +492,7 @@ type entry struct {
 	Message   json.RawMessage
 }
 
-// read returns what children have received by now.
+// read returns the entries that children have written so far.
 func (p *testPool) read() (entries []entry) {
 	p.t.Helper()
 	data, err := os.ReadFile(p.journal)
@@ -504,14 +502,14 @@ func (p *testPool) read() (entries []entry) {
 	for line := range bytes.Lines(data) {
 		var e entry
 		if err := json.Unmarshal(line, &e); err != nil {
-			continue // cut off by a kill
+			continue // incomplete because the child was killed
 		}
 		entries = append(entries, e)
 	}
 	return entries
 }
 
-// received returns the messages of a method that children have received by now.
+// received returns the messages of a method that children have received so far.
 func (p *testPool) received(method string) (messages []string) {
 	p.t.Helper()
 	for _, e := range p.read() {
@@ -523,7 +521,7 @@ func (p *testPool) received(method string) (messages []string) {
 	return messages
 }
 
-// events counts the events of a kind in the journal.
+// events returns the number of events of a kind in the journal.
 func (p *testPool) events(event string) (n int) {
 	p.t.Helper()
 	for _, e := range p.read() {

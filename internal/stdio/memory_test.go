@@ -38,8 +38,8 @@ func TestBlocksHaveRoom(t *testing.T) {
 	}
 }
 
-// The memory of answers is used again, but not while an answer is read.
-func TestAnswersKeepTheirMemory(t *testing.T) {
+// Responses reuse memory, but not that of a response that is still being read.
+func TestResponseMemoryIsReused(t *testing.T) {
 	p := newPuppets(t)
 	var clients sync.WaitGroup
 	for i, c := range "abcdefgh" {
@@ -51,7 +51,7 @@ func TestAnswersKeepTheirMemory(t *testing.T) {
 				id := fmt.Sprintf(`"%c%d"`, c, round)
 				r := client.post(say(id, `{"jsonrpc":"2.0","id":$ID,"result":"`+text+`"}`+"\n"))
 				if want := `{"jsonrpc":"2.0","id":` + id + `,"result":"` + text + `"}`; r.whole() != want {
-					t.Errorf("%s: another answer", id)
+					t.Errorf("%s: the response differs", id)
 				}
 			}
 		})

@@ -14,12 +14,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-const modernWords = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+const modernMetaMember = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 	`"io.modelcontextprotocol/clientCapabilities":{}}`
 
-// modernly returns a request of the modern era and its headers. The members are
-// those of its params besides _meta.
-func modernly(id, method, members, name string) (body string, headers []string) {
+// modernRequest returns a request of the modern era and its headers. Its params are members and
+// _meta.
+func modernRequest(id, method, members, name string) (body string, headers []string) {
 	if members != "" {
 		members += ","
 	}
@@ -27,12 +27,12 @@ func modernly(id, method, members, name string) (body string, headers []string) 
 	if name != "" {
 		headers = append(headers, "Mcp-Name", name)
 	}
-	return request(id, method, "{"+members+modernWords+"}"), headers
+	return request(id, method, "{"+members+modernMetaMember+"}"), headers
 }
 
 func (c *client) modern(id, method, members, name string) *reply {
 	c.p.t.Helper()
-	body, headers := modernly(id, method, members, name)
+	body, headers := modernRequest(id, method, members, name)
 	return c.post(body, headers...)
 }
 
@@ -61,11 +61,11 @@ func TestModernRequests(t *testing.T) {
 		want   string
 	}{
 		{"a call is answered", "tools/call", `"name":"echo","arguments":{}`, "echo", 200, `"resultType":"complete"`},
-		{"discover says what it is", "server/discover", ``, "", 200, `"supportedVersions":["2026-07-28"`},
+		{"discover returns the versions", "server/discover", ``, "", 200, `"supportedVersions":["2026-07-28"`},
 		{"initialize is unknown", "initialize", ``, "", 404, `"code":-32601`},
 		{"ping is unknown", "ping", ``, "", 404, `"code":-32601`},
-		{"what is invalid is a bad request", "resources/read", `"uri":"x:y"`, "x:y", 400, `"code":-32602`},
-		{"a question is a result", "tools/call", `"name":"ask-roots"`, "ask-roots", 200, `"resultType":"input_required"`},
+		{"invalid params are a bad request", "resources/read", `"uri":"x:y"`, "x:y", 400, `"code":-32602`},
+		{"a server request", "tools/call", `"name":"ask-roots"`, "ask-roots", 200, `"resultType":"input_required"`},
 		{"a wrong name is a bad request", "tools/call", `"name":"echo"`, "pid", 400, `"code":-32020`},
 	}
 	for _, tt := range tests {
@@ -78,36 +78,36 @@ func TestModernRequests(t *testing.T) {
 			contains(t, "body", body, `"id":"q"`)
 		})
 	}
-	t.Run("a version of the future is refused by the server", func(t *testing.T) {
-		body, headers := modernly(`1`, "tools/list", "", "")
+	t.Run("the server refuses an unknown version", func(t *testing.T) {
+		body, headers := modernRequest(`1`, "tools/list", "", "")
 		headers[1] = "2099-01-01"
 		r := p.client().post(strings.ReplaceAll(body, "2026-07-28", "2099-01-01"), headers...)
 		equal(t, "status", r.StatusCode, http.StatusBadRequest)
 		contains(t, "body", r.whole(), `"code":-32022`)
 	})
 	t.Run("arguments are repeated in headers", func(t *testing.T) {
-		body, headers := modernly(`1`, "tools/call", `"name":"echo","arguments":{"region":"eu"}`, "echo")
-		equal(t, "without", p.client().post(body, headers...).StatusCode, http.StatusBadRequest)
-		equal(t, "with", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
+		body, headers := modernRequest(`1`, "tools/call", `"name":"echo","arguments":{"region":"eu"}`, "echo")
+		equal(t, "without header", p.client().post(body, headers...).StatusCode, http.StatusBadRequest)
+		equal(t, "with header", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
 		equal(
 			t,
-			"with another",
+			"with another value",
 			p.client().post(body, append(headers, "Mcp-Param-Region", "us")...).StatusCode,
 			http.StatusBadRequest,
 		)
 		lists := len(p.received("tools/list"))
-		equal(t, "with again", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
-		equal(t, "lists of tools", len(p.received("tools/list")), lists) // it is known by now
+		equal(t, "again", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
+		equal(t, "lists of tools", len(p.received("tools/list")), lists) // the list is cached
 	})
-	t.Run("a notification may say nothing of itself", func(t *testing.T) {
+	t.Run("a notification needs no headers of its method", func(t *testing.T) {
 		r := p.client().post(notification("notifications/cancelled", `{"requestId":1}`), "MCP-Protocol-Version", "2026-07-28")
 		equal(t, "status", r.StatusCode, http.StatusAccepted)
 	})
-	t.Run("a session does not matter", func(t *testing.T) {
-		body, headers := modernly(`1`, "tools/list", "", "")
+	t.Run("a session id is ignored", func(t *testing.T) {
+		body, headers := modernRequest(`1`, "tools/list", "", "")
 		equal(t, "status", p.client().post(body, append(headers, "Mcp-Session-Id", "x")...).StatusCode, http.StatusOK)
 	})
-	equal(t, "initialized, but for the client above", len(p.received("initialize")), 1)
+	equal(t, "initialized by the client of an earlier subtest only", len(p.received("initialize")), 1)
 }
 
 func TestBothErasHaveAChildEach(t *testing.T) {
@@ -115,8 +115,8 @@ func TestBothErasHaveAChildEach(t *testing.T) {
 	legacy := p.client().initialize(`{}`)
 	pids := map[int]bool{legacy.pid(): true, modernPID(p): true}
 	equal(t, "processes", len(pids), 2)
-	equal(t, "legacy again", pids[legacy.pid()], true)
-	equal(t, "modern again", pids[modernPID(p)], true)
+	equal(t, "legacy process is reused", pids[legacy.pid()], true)
+	equal(t, "modern process is reused", pids[modernPID(p)], true)
 	equal(t, "initialized", len(p.received("initialize")), 1)
 }
 
@@ -127,11 +127,12 @@ func TestALegacyServerServesModernClients(t *testing.T) {
 	contains(t, "echo", r.text(), `{"x":1.0}`)
 	equal(t, "the same child", p.client().pid(), modernPID(p))
 	equal(t, "discover", p.client().modern(`1`, "server/discover", "", "").StatusCode, http.StatusNotFound)
-	equal(t, "asked once what it is", len(p.received("server/discover")), 2) // and by the client
+	equal(t, "server/discover requests", len(p.received("server/discover")), 2) // of the gateway and of the client
 }
 
-// It does not answer what it does not know. The same process is initialized.
-func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
+// The server does not respond to unknown methods. The same process is initialized as a legacy
+// server.
+func TestSilentServersAreLegacy(t *testing.T) {
 	script := `while read -r l; do case "$l" in ` +
 		`*'"initialize"'*) printf '%s\n' '{"id":2,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; ` +
 		`*'"id":3'*) printf '%s\n' '{"id":3,"result":"served"}';; esac; done`
@@ -141,37 +142,36 @@ func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
 	equal(t, "started", len(p.started), 1)
 }
 
-// A server that does not know the modern era is not started twice to find that out.
+// The gateway does not start a server of the legacy era twice to learn its era.
 func TestALegacyServerIsStartedOnceForModernClients(t *testing.T) {
-	for name, flags := range map[string]string{"it answers at once": "", "it takes its time": "--init-delay 0.05"} {
+	for name, flags := range map[string]string{"fast": "", "slow": "--init-delay 0.05"} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, flags)
 			p.discoverTime = 10 * time.Millisecond
 			pid := modernPID(p)
-			equal(t, "the same child for clients that declare nothing", p.client().pid(), pid)
-			equal(t, "the same child in a session", p.client().initialize(`{}`).pid(), pid)
+			equal(t, "child of clients without capabilities", p.client().pid(), pid)
+			equal(t, "child of a session", p.client().initialize(`{}`).pid(), pid)
 			equal(t, "started", p.events("start"), 1)
 			equal(t, "initialized", len(p.received("notifications/initialized")), 1)
-			p.until("reported once", func() bool { return len(p.started) == 1 })
-			equal(t, "of the legacy era", p.Status("alpha:1")[0].Era, "legacy")
+			p.until("the start is reported", func() bool { return len(p.started) == 1 })
+			equal(t, "era", p.Status("alpha:1")[0].Era, "legacy")
 		})
 	}
-	t.Run("what its first client declares decides which clients share it", func(t *testing.T) {
+	t.Run("the capabilities of the first client", func(t *testing.T) {
 		p := newPool(t, "")
-		body, headers := modernly(`1`, "tools/call", `"name":"pid"`, "pid")
+		body, headers := modernRequest(`1`, "tools/call", `"name":"pid"`, "pid")
 		sampling := strings.Replace(body, `clientCapabilities":{}`, `clientCapabilities":{"sampling":{}}`, 1)
 		pid := p.client().post(sampling, headers...).text()
-		equal(t, "again", p.client().post(sampling, headers...).text(), pid)
-		contains(t, "told", p.received("initialize")[0], `"capabilities":{"sampling":{}}`)
+		equal(t, "same capabilities", p.client().post(sampling, headers...).text(), pid)
+		contains(t, "initialize", p.received("initialize")[0], `"capabilities":{"sampling":{}}`)
 		if other := p.client().post(body, headers...).text(); other == pid {
-			t.Error("a client that declares nothing has the same")
+			t.Error("a client without capabilities has the same child")
 		}
 	})
 }
 
-// TestAChildThatEndsBeforeItIsGreeted: the process has ended, and the reader of its
-// stdout has not noticed yet.
-func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
+// The process has ended, but the reader of its stdout has not noticed yet.
+func TestChildEndsBeforeTheHandshake(t *testing.T) {
 	for _, tt := range []struct {
 		era       mcp.Era
 		askLegacy bool
@@ -186,14 +186,14 @@ func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
 			address{"alpha:1", tt.era, &group{groupKey: groupKey{"alpha", noCapabilities}}},
 			nil,
 		)
-		err = s.handshake(&child{process: ended, server: s, calls: map[uint64]*call{}}) // with no room in its queue
+		err = s.handshake(&child{process: ended, server: s, calls: map[uint64]*call{}}) // its queue has no room
 		ended.stdout.Close()
 		ended.stderr.Close()
 		if err == nil {
-			t.Fatal("it has answered")
+			t.Fatal("got a response")
 		}
 		contains(t, "error", err.Error(), "exited with status 3 during ")
-		equal(t, "its legacy child may know", errors.Is(err, errAskLegacy), tt.askLegacy)
+		equal(t, "legacy child is tried", errors.Is(err, errAskLegacy), tt.askLegacy)
 	}
 }
 
@@ -224,13 +224,13 @@ func TestListening(t *testing.T) {
 		)
 	}
 	tools := p.client().modern(`"listen:0"`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
-	equal(t, "first", tools.next(), ack(`"listen:0"`, `{"toolsListChanged":true}`))
+	equal(t, "acknowledgment", tools.next(), ack(`"listen:0"`, `{"toolsListChanged":true}`))
 	data := p.client().
 		modern(`0`, "subscriptions/listen",
 			`"notifications":{"resourceSubscriptions":["file://alpha/data.txt"]}`, "")
-	equal(t, "first", data.next(), ack(`0`, `{"resourceSubscriptions":["file://alpha/data.txt"]}`))
+	equal(t, "acknowledgment", data.next(), ack(`0`, `{"resourceSubscriptions":["file://alpha/data.txt"]}`))
 	same := p.client().modern(`0`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
-	equal(t, "first", same.next(), ack(`0`, `{"toolsListChanged":true}`))
+	equal(t, "acknowledgment", same.next(), ack(`0`, `{"toolsListChanged":true}`))
 
 	p.client().modernCall("touch", `{"uri":"file://alpha/data.txt"}`).text()
 	equal(
@@ -258,10 +258,10 @@ func TestListening(t *testing.T) {
 			`{"_meta":{"io.modelcontextprotocol/subscriptionId":0}}`),
 	)
 
-	// A log message is that of the call, though others listen, or did.
+	// A log message belongs to the call, whether or not listen requests are open.
 	logs := func() {
 		t.Helper()
-		body, headers := modernly(`1`, "tools/call", `"name":"emit"`, "emit")
+		body, headers := modernRequest(`1`, "tools/call", `"name":"emit"`, "emit")
 		r := p.client().
 			post(strings.Replace(body, `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1),
 				headers...)
@@ -275,7 +275,7 @@ func TestListening(t *testing.T) {
 	same.Body.Close()
 	logs()
 	p.client().modernCall("echo", `{}`).text()
-	p.eventually("the child has stopped them", func() bool { return p.events("cancelled") >= 3 })
+	p.eventually("the listen requests are canceled", func() bool { return p.events("cancelled") >= 3 })
 
 	ctx, leave := context.WithCancel(t.Context())
 	s := p.client().with(ctx).modern(`1`, "subscriptions/listen", `"notifications":{}`, "")
@@ -286,16 +286,16 @@ func TestListening(t *testing.T) {
 
 func TestRestartOfAModernChild(t *testing.T) {
 	p := newPool(t, "--modern")
-	p.soon("alpha:1", mcp.Modern)
+	p.restartSoon("alpha:1", mcp.Modern)
 	modernPID(p)
 	listen := p.client().modern(`"l"`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
 	listen.next()
-	body, headers := modernly(`1`, "tools/call", `"name":"die"`, "die")
+	body, headers := modernRequest(`1`, "tools/call", `"name":"die"`, "die")
 	if _, err := p.client().do(http.MethodPost, body, headers...); err == nil {
 		t.Error("no error")
 	}
-	contains(t, "the stream's end", listen.next(), `"connect_error"`)
+	contains(t, "error at the end of the stream", listen.next(), `"connect_error"`)
 	equal(t, "end", listen.next(), "")
-	p.until("it is back", func() bool { return p.again == 1 })
+	p.until("the child has restarted", func() bool { return p.restarts == 1 })
 	modernPID(p)
 }

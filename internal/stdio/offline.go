@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// offlinePhrases are what npm, uv, pip and other programs write, in lower case, if they cannot
+// offlinePhrases occur, in lower case, in the errors of npm, uv, pip and other programs that cannot
 // reach a server or do not trust its certificate.
 var offlinePhrases = [][]byte{
 	[]byte("unable_to_get_issuer_cert"), []byte("unable_to_verify_leaf_signature"), []byte("self_signed_cert"),

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-func TestSaysOffline(t *testing.T) {
+func TestLooksOffline(t *testing.T) {
 	for line, want := range map[string]bool{
 		"npm error code SELF_SIGNED_CERT_IN_CHAIN":                                                         true,
 		"npm ERR! code UNABLE_TO_GET_ISSUER_CERT_LOCALLY":                                                  true,
@@ -24,7 +24,8 @@ func TestSaysOffline(t *testing.T) {
 	}
 }
 
-// The log names the variables that a child which cannot reach the network may need, once for each start that fails.
+// If a child fails to start because it cannot reach the network, the log names variables that it
+// may need, once for each failed start.
 func TestVariablesForTheNetwork(t *testing.T) {
 	const failing, working = `echo 'npm error code SELF_SIGNED_CERT_IN_CHAIN' >&2; echo 'npm error ENOTFOUND' >&2; exit 1`,
 		`echo 'npm error ENOTFOUND' >&2; read -r l; echo '{"id":1,"result":{"protocolVersion":"2025-11-25",` +
@@ -34,16 +35,16 @@ func TestVariablesForTheNetwork(t *testing.T) {
 		withheld     []string
 		want         int
 	}{
-		{"one that fails", failing, []string{"HTTPS_PROXY", "NODE_EXTRA_CA_CERTS"}, 1},
-		{"one that has all there is", failing, nil, 0},
-		{"one that starts nevertheless", working, []string{"HTTPS_PROXY"}, 0},
-		{"one that fails for another reason", "echo 'no key' >&2; exit 1", []string{"HTTPS_PROXY"}, 0},
+		{"a child without network", failing, []string{"HTTPS_PROXY", "NODE_EXTRA_CA_CERTS"}, 1},
+		{"a child with all variables", failing, nil, 0},
+		{"a child that starts", working, []string{"HTTPS_PROXY"}, 0},
+		{"a child that fails for another reason", "echo 'no key' >&2; exit 1", []string{"HTTPS_PROXY"}, 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newPoolOf(t, []string{"sh", "-c", tt.script}, func(c *Config) { c.Withheld = tt.withheld })
 			_, _ = p.client().do(http.MethodPost, request(`1`, "initialize", `{}`))
-			p.within("Close", p.Close) // after which all of stderr was read
+			p.within("Close", p.Close) // returns after all of stderr was read
 			logged := p.logs.FilterMessageSnippet("env inherit").All()
 			equal(t, "warnings", len(logged), tt.want)
 			if tt.want > 0 {
@@ -53,7 +54,8 @@ func TestVariablesForTheNetwork(t *testing.T) {
 	}
 }
 
-// The log tells of a start: its beginning and its end, and that it lasts. It has no arguments, which may be secrets.
+// The log reports when a start begins, ends and takes long. It does not contain arguments, because
+// they may be secrets.
 func TestStartsAreLogged(t *testing.T) {
 	p := newPool(t, "")
 	p.client().call("echo", `{}`)
@@ -65,7 +67,7 @@ func TestStartsAreLogged(t *testing.T) {
 	equal[any](t, "command", begun[0].ContextMap()["command"], p.config.Command[0])
 	equal[any](t, "pid", up[0].ContextMap()["pid"], int64(p.started[0]))
 	if _, ok := up[0].ContextMap()["duration"]; !ok {
-		t.Error("it does not say how long that took")
+		t.Error("no duration in the log")
 	}
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)

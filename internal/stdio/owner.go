@@ -55,18 +55,18 @@ type candidate struct {
 	usage       *usage
 }
 
-// A usage is what the sessions of an owner take. Used and idle count sessions or bytes, whichever
-// is exhausted.
+// A usage adds up the sessions of an owner. used and idle count sessions or bytes, whichever is
+// exhausted.
 type usage struct {
 	sessions, bytes int64
 	used, idle      int64
 }
 
 // makeRoom ends a session so that another one can begin, and reports whether it did. Idle
-// sessions go first: the one that was not used for the longest time, of the owner with the
-// most. Abandoned sessions of owners that have less can go as well, but the only session of an
-// owner goes only if there is no other way. Sessions in use are ended if their owner has more
-// than half of all, and sessions with just an open stream if it has more than its share.
+// sessions go first: of the owner with the most, the one that was unused for the longest time.
+// Abandoned sessions of owners that have less can go as well, but the only session of an owner
+// goes last. Sessions in use are ended if their owner has more than half of all, and sessions
+// with just an open stream if it has more than its share.
 func (p *Pool) makeRoom(next *session) bool {
 	var all []candidate
 	owners := map[string]*usage{next.owner: {}}

@@ -37,7 +37,7 @@ type Config struct {
 	Logger       func() *zap.Logger
 }
 
-// Isolation is which clients share a child.
+// Isolation selects the clients that share a child.
 type Isolation string
 
 const (
@@ -77,7 +77,7 @@ type Pool struct {
 	listeners    map[*stream]bool         // streams that clients keep open
 	answerers    map[string][]*Answerer   // by host
 	watchers     map[string][]*Watcher    // by host
-	hungUp       bool                     // listeners end as soon as they are opened
+	streamsEnded bool                     // listeners end as soon as they are opened
 	inFlight     map[string]int           // requests by host
 	idle         map[string]chan struct{} // closed when no request is in flight at a host, or at any ("")
 	users        map[string]int           // by host, or of any host (""); nil before the first Use
@@ -165,10 +165,10 @@ func (p *Pool) inFlightAt(host string) bool {
 	return p.inFlight[host] > 0 || host == "" && len(p.inFlight) > 0
 }
 
-// An address is where requests of an era are sent to. A server that supports both eras gets a
-// child for each era in use, because the handshake decides which one a child speaks. In the
-// legacy era the handshake includes the capabilities of clients; in the modern era each request
-// does.
+// An address identifies the server for the requests of an era. A server that supports both eras
+// gets a child for each era in use, because the handshake decides which one a child speaks. In
+// the legacy era the handshake includes the capabilities of clients; in the modern era each
+// request does.
 type address struct {
 	host  string
 	era   mcp.Era
@@ -188,7 +188,7 @@ func (p *Pool) server(a address) (*server, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.servers[a]
-	if p.closed || s == nil && !p.used(a.host) {
+	if p.closed || s == nil && !p.isUsed(a.host) {
 		return nil, errStopped
 	}
 	if s == nil {
@@ -205,7 +205,7 @@ func (p *Pool) server(a address) (*server, error) {
 // with these capabilities or, if they are nil, one that runs.
 func (p *Pool) sharedServer(host string, capabilities []byte, owner string) (*server, error) {
 	p.mu.Lock()
-	if p.closed || !p.used(host) {
+	if p.closed || !p.isUsed(host) {
 		p.mu.Unlock()
 		return nil, errStopped
 	}
@@ -229,14 +229,16 @@ func (p *Pool) eachSession(f func(*session)) {
 	}
 }
 
-// open begins a session. It returns nil if there is no room.
-func (p *Pool) open(hello *jsonrpc.Message, host, owner string) *session {
-	s := newSession(p, address{host: host}.name(), owner, hello)
+// open begins a session for a client that has sent initialize. It returns nil if there is no
+// room.
+func (p *Pool) open(initialize *jsonrpc.Message, host, owner string) *session {
+	s := newSession(p, address{host: host}.name(), owner, initialize)
 	s.created = time.Now()
 	s.lastUsed = s.created
 	p.opening.Lock()
 	defer p.opening.Unlock()
-	for !p.sessionMeter.Fits(owner, s.bytes) && p.makeRoom(s) { // most likely of clients that left without DELETE
+	// Most of the sessions that this ends belong to clients that left without DELETE.
+	for !p.sessionMeter.Fits(owner, s.bytes) && p.makeRoom(s) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -300,7 +302,7 @@ func (p *Pool) expire(s *session) {
 func (p *Pool) end(s *session) {
 	s.mu.Lock()
 	s.ended = true
-	kept := s.bytes
+	size := s.bytes
 	s.expires.Stop()
 	s.mu.Unlock()
 	s.streamInbox.Discard()
@@ -311,7 +313,7 @@ func (p *Pool) end(s *session) {
 	defer p.mu.Unlock()
 	if p.sessions[s.id] == s {
 		delete(p.sessions, s.id)
-		p.sessionMeter.Give(s.owner, kept)
+		p.sessionMeter.Give(s.owner, size)
 	}
 	switch {
 	case p.closed: // Close stops all servers
@@ -422,11 +424,11 @@ func (p *Pool) Release(ctx context.Context, linger time.Duration, hosts ...strin
 	}
 	unused := map[string]bool{}
 	for a := range p.servers {
-		unused[a.host] = !p.used(a.host)
+		unused[a.host] = !p.isUsed(a.host)
 	}
 	for _, s := range p.sessions {
 		if s.server != nil {
-			unused[s.server.address.host] = !p.used(s.server.address.host)
+			unused[s.server.address.host] = !p.isUsed(s.server.address.host)
 		}
 	}
 	p.mu.Unlock()
@@ -443,17 +445,17 @@ func (p *Pool) Release(ctx context.Context, linger time.Duration, hosts ...strin
 func (p *Pool) serves(host string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.used(host)
+	return p.isUsed(host)
 }
 
-// used reports whether a user of the pool sends requests to a host. The caller holds the lock.
-func (p *Pool) used(host string) bool {
+// isUsed reports whether a user of the pool sends requests to a host. The caller holds the lock.
+func (p *Pool) isUsed(host string) bool {
 	return p.users == nil || p.users[""] > 0 || p.users[host] > 0
 }
 
-// usedName reports whether a user of the pool sends requests to a server with this name. The
+// isNameUsed reports whether a user of the pool sends requests to a server with this name. The
 // caller holds the lock.
-func (p *Pool) usedName(name string) bool {
+func (p *Pool) isNameUsed(name string) bool {
 	for host := range p.users {
 		if host == "" || (address{host: host}).name() == name {
 			return true
@@ -467,7 +469,7 @@ func (p *Pool) stopHost(ctx context.Context, linger time.Duration, host string) 
 	for p.waitIdle(ctx, linger, host) {
 	}
 	p.mu.Lock()
-	if p.closed || p.used(host) { // it may be used again
+	if p.closed || p.isUsed(host) { // it may be used again
 		p.mu.Unlock()
 		return
 	}
@@ -480,7 +482,7 @@ func (p *Pool) stopHost(ctx context.Context, linger time.Duration, host string) 
 	}
 	var ended []*session
 	for _, s := range p.sessions {
-		if s.server != nil && s.server.address.host == host || !p.usedName(s.name) {
+		if s.server != nil && s.server.address.host == host || !p.isNameUsed(s.name) {
 			ended = append(ended, s)
 		}
 	}
@@ -508,7 +510,7 @@ func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
 func (p *Pool) EndStreams() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hungUp = true
+	p.streamsEnded = true
 	for st := range p.listeners {
 		st.stop()
 	}
@@ -519,7 +521,7 @@ func (p *Pool) addListener(st *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.listeners[st] = true
-	if p.hungUp {
+	if p.streamsEnded {
 		st.stop()
 	}
 }

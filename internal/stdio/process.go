@@ -43,21 +43,21 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 			}
 		}
 	}()
-	stdin, ours, err := os.Pipe()
+	stdin, parentEnd, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	childEnds, p.stdin, p.cmd.Stdin = append(childEnds, stdin), ours, stdin
-	ours, stdout, err := os.Pipe()
+	childEnds, p.stdin, p.cmd.Stdin = append(childEnds, stdin), parentEnd, stdin
+	parentEnd, stdout, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	childEnds, p.stdout, p.cmd.Stdout = append(childEnds, stdout), ours, stdout
-	ours, stderr, err := os.Pipe()
+	childEnds, p.stdout, p.cmd.Stdout = append(childEnds, stdout), parentEnd, stdout
+	parentEnd, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	childEnds, p.stderr, p.cmd.Stderr = append(childEnds, stderr), ours, stderr
+	childEnds, p.stderr, p.cmd.Stderr = append(childEnds, stderr), parentEnd, stderr
 
 	closeFilesOnExec()
 	if err := p.cmd.Start(); err != nil {
@@ -138,7 +138,7 @@ func (p *process) endsWithin(d time.Duration) bool {
 	}
 }
 
-// cause returns how an ended process ended.
+// cause returns the exit status of an ended process, or the signal that ended it, as an error.
 func (p *process) cause() error {
 	if status := p.cmd.ProcessState.ExitCode(); status >= 0 {
 		return fmt.Errorf("exited with status %d", status)

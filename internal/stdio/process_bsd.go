@@ -8,4 +8,4 @@ import "os"
 // streams. Go sets close-on-exec on files that it opens, but not on those that Caddy inherited.
 func closeFilesOnExec() { closeFilesOnExecIn("/dev/fd") }
 
-func widen(*os.File) (narrow func()) { return func() {} } // pipes grow by themselves on BSD
+func widen(*os.File) (release func()) { return func() {} } // pipes grow by themselves on BSD

@@ -29,8 +29,8 @@ const (
 var wide atomic.Int32
 
 // widen enlarges a pipe, so that its writer waits less for its reader, unless there are maxWide
-// such pipes. The caller calls narrow when the pipe is closed.
-func widen(pipe *os.File) (narrow func()) {
+// such pipes. The caller calls release when the pipe is closed.
+func widen(pipe *os.File) (release func()) {
 	if wide.Add(1) <= maxWide {
 		if raw, err := pipe.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, widePipe) })

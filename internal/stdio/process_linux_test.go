@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The pipe of a child is wide once the child has written a long message, and counts as such until
-// it is closed.
+// The pipe of a child is enlarged after the child has written a long message, and counts as such
+// until it is closed.
 func TestPipesOfLongMessagesAreWide(t *testing.T) {
 	limit, err := os.ReadFile("/proc/sys/fs/pipe-max-size")
 	if err != nil || strings.TrimSpace(string(limit)) != "1048576" {
-		t.Skip("the system has another limit of pipes")
+		t.Skip("the limit of pipes on this system differs")
 	}
 	before := wide.Load()
 	p := newPuppets(t)
@@ -35,12 +35,12 @@ func TestPipesOfLongMessagesAreWide(t *testing.T) {
 		return n
 	}
 	c.post(request(`1`, "fill", `{"code":1000}`)).whole()
-	equal(t, "size at first", size(), 64<<10)
+	equal(t, "initial size", size(), 64<<10)
 	for range 2 {
 		c.post(request(`1`, "fill", `{"code":100000}`)).whole()
-		equal(t, "size then", size(), widePipe)
+		equal(t, "size after a long message", size(), widePipe)
 		equal(t, "wide pipes", wide.Load(), before+1)
 	}
 	p.Close()
-	equal(t, "wide pipes in the end", wide.Load(), before)
+	equal(t, "wide pipes after close", wide.Load(), before)
 }

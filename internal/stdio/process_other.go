@@ -15,4 +15,4 @@ func closeFilesOnExec() {} // this system passes only the standard streams
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 
-func widen(*os.File) (narrow func()) { return func() {} }
+func widen(*os.File) (release func()) { return func() {} }

@@ -17,7 +17,8 @@ func setProcessGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
 
-// closeFilesOnExecIn sets close-on-exec on the files above the standard streams that a directory lists.
+// closeFilesOnExecIn sets close-on-exec on the files above the standard streams that a directory
+// lists.
 func closeFilesOnExecIn(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

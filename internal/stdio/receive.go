@@ -40,7 +40,7 @@ func (c *child) deliverResponse(m *jsonrpc.Message, b *block) {
 		call.fail(jsonrpc.InvalidResponse(c.server.name), errNoise)
 		return
 	}
-	response := letter{message: replaced(m, id, jsonrpc.ID, jsonrpc.ListenID), block: b, code: m.ErrorNumber()}
+	response := letter{message: replaceFields(m, id, jsonrpc.ID, jsonrpc.ListenID), block: b, code: m.ErrorNumber()}
 	if !call.inbox.End(response) {
 		b.free()
 		call.fail(jsonrpc.TooMuchUnread(), errUnread)
@@ -67,7 +67,7 @@ func (c *child) forwardNotification(m *jsonrpc.Message) {
 		c.server.forwardWithdrawal(c, m)
 	case method == mcp.MethodUpdated:
 		uri := m.Text(jsonrpc.URI)
-		c.server.broadcast(m, func(s *session) bool { return s.subscribed(uri) })
+		c.server.broadcast(m, func(s *session) bool { return s.isSubscribed(uri) })
 	case strings.HasSuffix(method, "/list_changed"):
 		c.server.listChanged(m)
 	default:
@@ -94,7 +94,7 @@ func (c *child) deliverNotification(call *call, m *jsonrpc.Message, fields ...js
 	if call != nil {
 		message := frame{m.Raw}
 		if len(fields) == 2 {
-			message = replaced(m, call.request.Literal(fields[1]), fields[0])
+			message = replaceFields(m, call.request.Literal(fields[1]), fields[0])
 		}
 		if call.inbox.Put(letter{message: message}) {
 			return
@@ -103,8 +103,8 @@ func (c *child) deliverNotification(call *call, m *jsonrpc.Message, fields ...js
 	c.server.pool.observe.Dropped(c.server.name)
 }
 
-// replaced returns a message in which the fields have another literal. It shares the bytes of
+// replaceFields returns a message in which the fields have another literal. It shares the bytes of
 // the message and of the literal.
-func replaced(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) frame {
-	return edited(m.Raw, m.ReplaceAll(literal, fields...))
+func replaceFields(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) frame {
+	return applyEdits(m.Raw, m.ReplaceAll(literal, fields...))
 }

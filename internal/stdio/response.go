@@ -117,9 +117,9 @@ type stream struct {
 	sent   uint64      // number of the latest event
 }
 
-func newStream(ctx context.Context, b *inbox, closed func() (kept bool)) *stream {
+func newStream(ctx context.Context, b *inbox, onClose func() (kept bool)) *stream {
 	own, stop := context.WithCancel(ctx)
-	return &stream{requestCtx: ctx, ctx: own, inbox: b, stop: stop, onClose: sync.OnceValue(closed)}
+	return &stream{requestCtx: ctx, ctx: own, inbox: b, stop: stop, onClose: sync.OnceValue(onClose)}
 }
 
 // Read implements io.Reader.

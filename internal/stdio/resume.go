@@ -28,7 +28,8 @@ const (
 )
 
 // keepsCalls reports whether calls of a client go on while it is disconnected. They do not if the
-// child could send a request to another client meanwhile: the call of the request would be ambiguous.
+// child may send requests to clients: with a call of a disconnected client in flight, it would be
+// ambiguous which call a request belongs to.
 func (c *child) keepsCalls(s *session) bool {
 	config := &c.server.pool.config
 	return c.server.owner != nil || config.SoleClient ||
@@ -39,7 +40,7 @@ func (c *child) keepsCalls(s *session) bool {
 type callEvents struct {
 	child  *child
 	call   *call
-	number uint64 // number in the session
+	number uint64 // number of the call in the session
 
 	mu          sync.Mutex
 	reader      *stream  // current response; nil while the client is disconnected
@@ -59,12 +60,12 @@ func (e *callEvents) eventID(n uint64) string {
 const eventPrefix = "call-"
 
 // parseEventID parses the ID of an event of a call.
-func parseEventID(id string) (number, n uint64, ok bool) {
+func parseEventID(id string) (call, event uint64, ok bool) {
 	rest, ok := strings.CutPrefix(id, eventPrefix)
 	first, second, both := strings.Cut(rest, "-")
-	number, err := strconv.ParseUint(first, 10, 64)
-	n, err2 := strconv.ParseUint(second, 10, 64)
-	return number, n, ok && both && err == nil && err2 == nil
+	call, err := strconv.ParseUint(first, 10, 64)
+	event, err2 := strconv.ParseUint(second, 10, 64)
+	return call, event, ok && both && err == nil && err2 == nil
 }
 
 // startStream begins to send the events in a response, after the first letter.
@@ -72,7 +73,7 @@ func (e *callEvents) startStream(st *stream, l letter) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reader, st.events = st, e
-	e.keep(l)
+	e.record(l)
 }
 
 // take takes the next message for a response. It reports whether that response is still the
@@ -85,7 +86,7 @@ func (e *callEvents) take(st *stream) (l letter, ok, last, current bool) {
 	}
 	l, ok, last = e.call.inbox.Take()
 	if ok {
-		e.keep(l)
+		e.record(l)
 	}
 	e.over = e.over || last
 	return l, ok, last, true
@@ -98,8 +99,8 @@ func (e *callEvents) isOver() bool {
 	return e.over
 }
 
-// keep keeps an event that is being sent.
-func (e *callEvents) keep(l letter) {
+// record keeps an event that is being sent, because the client may need it again.
+func (e *callEvents) record(l letter) {
 	e.sent = append(e.sent, l)
 	for e.size += l.Len(); e.size > maxReplayed; e.first++ {
 		e.size -= e.sent[0].Len()
@@ -116,7 +117,7 @@ func (e *callEvents) resume(st *stream, after uint64) bool {
 		return false
 	}
 	if e.reader != nil {
-		e.reader.stop() // the client has noticed first that it is broken
+		e.reader.stop() // the client has noticed before the pool that it is broken
 	}
 	e.expires.Stop()
 	e.reader, st.events, st.sent = st, e, after
@@ -135,7 +136,7 @@ func (e *callEvents) detach(st *stream, cause error) bool {
 	switch {
 	case e.reader != st:
 		return true // another response goes on
-	case e.unavailable, !e.over && !left, !e.call.session.mayDetach(e, e.over, int64(e.size)):
+	case e.unavailable, !e.over && !left, !e.call.session.tryDetach(e, e.over, int64(e.size)):
 		e.reader = nil
 		return false
 	}
@@ -184,23 +185,24 @@ func (s *session) forgetEvents(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.events, e.number)
-	s.uncount(e)
+	s.removeDetached(e)
 }
 
-// A detachment is what the events of a disconnected client cost.
+// A detachment describes the events of a call that are kept for a disconnected client.
 type detachment struct {
 	over  bool // the call is over
 	bytes int64
 }
 
-// mayDetach reports whether the events of a call are kept while the client is disconnected. Events
-// of calls that are over make room. Their bytes count toward the quota of the owner.
-func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
+// tryDetach keeps the events of a call while the client is disconnected, and reports whether there
+// is room. It drops events of calls that are over to make room. The bytes of events count toward
+// the quota of the owner.
+func (s *session) tryDetach(e *callEvents, over bool, bytes int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for other, kept := range s.detached {
 		if kept.over && len(s.detached) >= maxDetached {
-			s.uncount(other)
+			s.removeDetached(other)
 			delete(s.events, other.number)
 		}
 	}
@@ -212,8 +214,9 @@ func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
 	return true
 }
 
-// uncount notes that events are no longer kept for a disconnected client. The caller holds the lock.
-func (s *session) uncount(e *callEvents) {
+// removeDetached notes that events are no longer kept for a disconnected client. The caller holds
+// the lock.
+func (s *session) removeDetached(e *callEvents) {
 	if !s.ended {
 		kept := s.detached[e].bytes
 		s.pool.sessionMeter.Grow(s.owner, -kept)
@@ -226,7 +229,7 @@ func (s *session) uncount(e *callEvents) {
 func (s *session) attach(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.uncount(e)
+	s.removeDetached(e)
 }
 
 // endEventsOf discards the events of a call.
@@ -237,7 +240,7 @@ func (s *session) endEventsOf(call *call) {
 		if e.call == call {
 			events = e
 			delete(s.events, e.number)
-			s.uncount(e)
+			s.removeDetached(e)
 		}
 	}
 	s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// event returns the next event of a stream: its id and its message.
+// event returns the id and the message of the next event of a stream.
 func (r *reply) event() (id, message string) {
 	r.t.Helper()
 	for {
@@ -30,15 +30,15 @@ func (r *reply) event() (id, message string) {
 	}
 }
 
-// A longCall is a call of a puppet whose answer comes when the test wants it.
+// A longCall is a call of a puppet that the test lets respond later.
 type longCall struct {
 	*reply
 	c      *client
-	id     string // that the child knows it by
+	id     string // the id that the child received
 	hangUp context.CancelFunc
 }
 
-// step is the message of the child that reports progress of a call.
+// step returns the message by which the child reports progress of a call.
 func step(id string, n int) string {
 	return fmt.Sprintf(
 		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`+
@@ -48,13 +48,13 @@ func step(id string, n int) string {
 	)
 }
 
-// begin makes a call, whose first event has come.
-func (c *client) begin() *longCall {
+// startLongCall makes a call and returns after its first event.
+func (c *client) startLongCall() *longCall {
 	c.p.t.Helper()
 	ctx, hangUp := context.WithCancel(c.ctx)
 	r := c.with(ctx).post(request(`"long"`, "say", `{"raw":`+quote(step("$ID", 1))+`,"_meta":{"progressToken":"t"}}`))
 	call := &longCall{reply: r, c: c, hangUp: hangUp}
-	for _, message := range call.heard() {
+	for _, message := range call.input() {
 		var m struct {
 			ID     json.RawMessage
 			Method string
@@ -67,8 +67,8 @@ func (c *client) begin() *longCall {
 	return call
 }
 
-// heard returns the messages that the child has received.
-func (call *longCall) heard() (all []string) {
+// input returns the messages that the child has received.
+func (call *longCall) input() (all []string) {
 	call.t.Helper()
 	var m struct{ Result []string }
 	if err := json.Unmarshal([]byte(call.c.post(request(`"h"`, "heard", `{}`)).last()), &m); err != nil {
@@ -77,25 +77,25 @@ func (call *longCall) heard() (all []string) {
 	return m.Result
 }
 
-// says has the child write something.
-func (call *longCall) says(raw string) {
+// write makes the child write raw.
+func (call *longCall) write(raw string) {
 	call.t.Helper()
 	call.c.post(request(`"s"`, "fill", `{"raw":`+quote(raw)+`}`)).last()
 }
 
-// answers has the child answer the call.
-func (call *longCall) answers() {
+// respond makes the child respond to the call.
+func (call *longCall) respond() {
 	call.t.Helper()
-	call.says(`{"jsonrpc":"2.0","id":` + call.id + `,"result":{"done":true}}` + "\n")
+	call.write(`{"jsonrpc":"2.0","id":` + call.id + `,"result":{"done":true}}` + "\n")
 }
 
-// leave loses the connection, and waits until the pool knows.
+// leave closes the connection.
 func (call *longCall) leave() {
 	call.hangUp()
 	call.Body.Close()
 }
 
-// resume asks for the rest of the call after an event.
+// resume requests the events of the call after an id.
 func (call *longCall) resume(after string) *reply {
 	call.t.Helper()
 	res, err := call.c.do(http.MethodGet, "", "Accept", "text/event-stream", "Last-Event-Id", after)
@@ -107,43 +107,43 @@ func (call *longCall) resume(after string) *reply {
 
 const answer = `{"jsonrpc":"2.0","id":"long","result":{"done":true}}`
 
-// progress is what the client gets of a step.
+// progress returns a step as the client receives it.
 func progress(n int) string { return strings.TrimSpace(step(`"t"`, n)) }
 
 func TestCallsAreResumed(t *testing.T) {
 	for _, change := range []func(*Config){func(*Config) {}, perSession} {
 		p := newPuppets(t, change)
-		call := p.client().initialize(`{}`).begin()
+		call := p.client().initialize(`{}`).startLongCall()
 		first, message := call.event()
 		equal(t, "first event", message, progress(1))
-		call.says(step(call.id, 2))
+		call.write(step(call.id, 2))
 		second, message := call.event()
 		equal(t, "second event", message, progress(2))
 		call.leave()
-		call.says(step(call.id, 3)) // while the client is away
+		call.write(step(call.id, 3)) // while the client is away
 
-		// Of what was sent before, the client may have lost some.
+		// The client may have lost the last events.
 		rest := call.resume(first)
 		for n := 2; n <= 3; n++ {
 			_, message = rest.event()
 			equal(t, "event", message, progress(n))
 		}
-		again := call.resume(second) // the connection is broken, and only the client knows
+		again := call.resume(second) // the gateway does not know yet that the connection is broken
 		third, message := again.event()
 		equal(t, "event", message, progress(3))
-		call.answers()
+		call.respond()
 		last, message := again.event()
 		equal(t, "answer", message, answer)
 		equal(t, "end", again.next(), "")
-		equal(t, "end of the other", rest.next(), "")
+		equal(t, "end of the earlier stream", rest.next(), "")
 
-		// The answer may have been lost, too.
+		// The client may also have lost the response.
 		rest = call.resume(third)
 		_, message = rest.event()
 		equal(t, "answer", message, answer)
 		equal(t, "end", rest.next(), "")
 		equal(t, "after the answer", call.resume(last).next(), "")
-		for _, message := range call.heard() {
+		for _, message := range call.input() {
 			if strings.Contains(message, "cancelled") {
 				t.Errorf("the child received %s", message)
 			}
@@ -158,28 +158,28 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 		equal(t, what, r.StatusCode, http.StatusBadRequest)
 		r.Body.Close()
 	}
-	t.Run("of another session", func(t *testing.T) {
-		call := p.client().initialize(`{}`).begin()
+	t.Run("in another session", func(t *testing.T) {
+		call := p.client().initialize(`{}`).startLongCall()
 		id, _ := call.event()
 		call.leave()
 		other := *call
 		other.c = p.client().initialize(`{}`)
 		refused("status", other.resume(id))
 		refused("an event that was not sent", call.resume(strings.TrimSuffix(id, "1")+"7"))
-		call.answers()
+		call.respond()
 		_, message := call.resume(id).event()
 		equal(t, "answer", message, answer)
 	})
 	t.Run("canceled", func(t *testing.T) {
-		call := p.client().initialize(`{}`).begin()
+		call := p.client().initialize(`{}`).startLongCall()
 		id, _ := call.event()
 		call.leave()
 		call.c.post(notification("notifications/cancelled", `{"requestId":"long"}`)).Body.Close()
 		refused("status", call.resume(id))
-		contains(t, "the child", strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+		contains(t, "received", strings.Join(call.input(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
 	})
-	t.Run("of a session that has ended", func(t *testing.T) {
-		call := p.client().initialize(`{}`).begin()
+	t.Run("in a closed session", func(t *testing.T) {
+		call := p.client().initialize(`{}`).startLongCall()
 		call.event()
 		call.leave()
 		res, err := call.c.do(http.MethodDelete, "")
@@ -187,12 +187,12 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 			t.Fatal(res, err)
 		}
 		call.c = p.client().initialize(`{}`)
-		p.eventually("the child knows", func() bool {
-			return strings.Contains(strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+		p.eventually("the child receives the cancellation", func() bool {
+			return strings.Contains(strings.Join(call.input(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
 		})
 	})
-	t.Run("of which too much was sent", func(t *testing.T) {
-		call := p.client().initialize(`{}`).begin()
+	t.Run("with too many events to keep", func(t *testing.T) {
+		call := p.client().initialize(`{}`).startLongCall()
 		first, _ := call.event()
 		large := strings.Replace(
 			step(call.id, 2),
@@ -201,46 +201,46 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 				maxReplayed)+`"`,
 			1,
 		)
-		call.says(large)
+		call.write(large)
 		second, _ := call.event()
 		call.leave()
 		refused("status", call.resume(first))
-		call.answers()
+		call.respond()
 		_, message := call.resume(second).event()
 		equal(t, "answer", message, answer)
 	})
-	t.Run("because of a timeout", func(t *testing.T) {
+	t.Run("after a timeout", func(t *testing.T) {
 		c := p.client().initialize(`{}`)
 		ctx, cancel := context.WithTimeoutCause(c.ctx, time.Hour, nil)
 		defer cancel()
 		caused, end := context.WithCancelCause(ctx)
-		call := c.with(caused).begin()
+		call := c.with(caused).startLongCall()
 		id, _ := call.event()
 		end(context.DeadlineExceeded)
 		call.Body.Close()
 		call.c = c
 		refused("status", call.resume(id))
-		contains(t, "the child", strings.Join(call.heard(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
+		contains(t, "received", strings.Join(call.input(), "\n"), `"notifications/cancelled","params":{"requestId":`+call.id)
 	})
-	t.Run("beyond those that are kept", func(t *testing.T) {
+	t.Run("with too many calls to keep", func(t *testing.T) {
 		c := p.client().initialize(`{}`)
 		var ids []string
 		var calls []*longCall
 		for range maxDetached + 1 {
-			call := c.begin()
+			call := c.startLongCall()
 			id, _ := call.event()
 			call.leave()
 			ids, calls = append(ids, id), append(calls, call)
 		}
 		refused("the last", calls[maxDetached].resume(ids[maxDetached]))
-		calls[0].answers()
+		calls[0].respond()
 		_, message := calls[0].resume(ids[0]).event()
 		equal(t, "answer", message, answer)
 	})
 }
 
-// In time that is not real: what a client does not come back for ends.
-func TestCallsAreNotKeptForEver(t *testing.T) {
+// A call ends if its client does not come back in time.
+func TestResumableCallsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := quota.NewMeter(sessionQuota, quota.Limits{Bytes: 1, OwnerBytes: 1})
 		defer kept.Close()
@@ -254,25 +254,25 @@ func TestCallsAreNotKeptForEver(t *testing.T) {
 		events := s.newEvents(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
 		events.startStream(st, letter{message: frame{[]byte("x")}})
-		time.Sleep(2 * resumeTime) // while the client reads
+		time.Sleep(2 * resumeTime) // the client is connected
 		if !events.detach(st, context.Canceled) {
-			t.Error("it is not kept")
+			t.Error("the call is not kept")
 		}
 		time.Sleep(resumeTime - 1)
 		other := newStream(t.Context(), waiting.inbox, func() bool { return false })
 		if !events.resume(other, 0) {
-			t.Error("it cannot be resumed")
+			t.Error("the call cannot be resumed")
 		}
 		s.attach(events)
 		events.detach(other, nil) // a write has failed before the request was canceled
 		if s.bytes != 1 || kept.Fits("", 1) {
-			t.Errorf("%d bytes count", s.bytes)
+			t.Errorf("%d bytes are counted", s.bytes)
 		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
 		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil || s.bytes != 0 ||
 			!kept.Fits("", 1) {
-			t.Errorf("it is kept: %v, %v", s.events, c.calls)
+			t.Errorf("the call is kept: %v, %v", s.events, c.calls)
 		}
 	})
 }

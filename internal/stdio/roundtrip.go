@@ -95,7 +95,7 @@ func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 	return res
 }
 
-func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.StatusAccepted) }
+func (rt *roundTrip) respondAccepted() *http.Response { return respond(rt.req, http.StatusAccepted) }
 
 // name returns the name of the server that the request is for.
 func (rt *roundTrip) name() string { return address{host: rt.req.URL.Host}.name() }
@@ -187,7 +187,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 // refuseSession ends a session that the server has refused.
 func (rt *roundTrip) refuseSession(answer *jsonrpc.Message) *http.Response {
 	rt.pool.end(rt.session)
-	return respond(rt.req, http.StatusOK, replaced(answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...)
+	return respond(rt.req, http.StatusOK, replaceFields(answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...)
 }
 
 // openSession begins a session when the rate limit of its owner allows it. It returns nil if the
@@ -208,14 +208,14 @@ func (rt *roundTrip) serveResponse() *http.Response {
 	if rt.session == nil || !rt.m.IsResponse() || !rt.session.answerServerRequest(rt.req.Context(), rt.m) {
 		return rt.fail(jsonrpc.InvalidRequest("this response matches no open request"))
 	}
-	return rt.accepted()
+	return rt.respondAccepted()
 }
 
 // serveNotification forwards a notification. It starts no child.
 func (rt *roundTrip) serveNotification() (*http.Response, error) {
 	method := rt.m.Text(jsonrpc.Method)
 	if method == "notifications/initialized" { // the child already has it
-		return rt.accepted(), nil
+		return rt.respondAccepted(), nil
 	}
 	for _, c := range rt.children() {
 		switch {
@@ -228,7 +228,7 @@ func (rt *roundTrip) serveNotification() (*http.Response, error) {
 			}
 		}
 	}
-	return rt.accepted(), nil
+	return rt.respondAccepted(), nil
 }
 
 // sharedChildWants reports whether a shared child gets a notification of a client. It does not get
@@ -372,7 +372,7 @@ func (rt *roundTrip) acceptsStream() bool {
 // respondToCall returns the HTTP response for a call without messages before its response.
 func (rt *roundTrip) respondToCall(call *call, answer letter) (*http.Response, error) {
 	if answer.message == nil { // the client has canceled the call
-		return rt.accepted(), nil
+		return rt.respondAccepted(), nil
 	}
 	if call.err != nil { // the handler that forwards the request reports it
 		return nil, call.err

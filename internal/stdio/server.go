@@ -113,7 +113,7 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 	}
 	if pause := time.Until(s.due); pause > maxRestartWait {
 		defer s.mu.Unlock()
-		return nil, fmt.Errorf("restart in %s: %w", pause.Round(time.Second), s.err)
+		return nil, fmt.Errorf("next restart in %s: %w", pause.Round(time.Second), s.err)
 	}
 	starting := s.start()
 	s.waiting++
@@ -145,7 +145,7 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 func (s *server) start() <-chan struct{} {
 	if s.starting == nil {
 		s.starting = make(chan struct{})
-		if s.ending() {
+		if s.isStopping() {
 			close(s.starting)
 			return s.starting
 		}
@@ -157,7 +157,7 @@ func (s *server) start() <-chan struct{} {
 			close(starting)
 			switch {
 			case c == nil:
-			case s.ending(): // it may have been started after stop collected the children
+			case s.isStopping(): // it may have been started after stop collected the children
 				c.stop(s.pool.config.StopGrace)
 			case restart:
 				s.restoreClients(c)
@@ -191,7 +191,7 @@ func (s *server) tryStart(skipPause <-chan struct{}) (_ *child, restart bool) {
 		}
 		s.noteFailure(err, 0, false)
 		s.mu.Unlock()
-		if !errors.Is(err, errLegacyOnly) && !s.ending() {
+		if !errors.Is(err, errLegacyOnly) && !s.isStopping() {
 			s.log().Log(level, "MCP server not started", zap.Error(err))
 		}
 		return nil, false
@@ -235,8 +235,8 @@ func (s *server) noteFailure(err error, life time.Duration, served bool) {
 	}
 }
 
-// ending reports whether the server is being stopped.
-func (s *server) ending() bool {
+// isStopping reports whether the server is being stopped.
+func (s *server) isStopping() bool {
 	select {
 	case <-s.stopped:
 		return true
@@ -269,7 +269,7 @@ func (s *server) childEnded(c *child, err error) {
 		return
 	}
 	s.child = nil
-	if s.ending() {
+	if s.isStopping() {
 		return
 	}
 	s.log().Warn("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
@@ -291,7 +291,7 @@ func (s *server) dedicate(c *child, to *session) bool {
 	if s.dedicated[c] {
 		return c.isDedicatedTo(to)
 	}
-	if s.child != c || s.ending() || !c.dedicate(to) {
+	if s.child != c || s.isStopping() || !c.dedicate(to) {
 		return false
 	}
 	if s.dedicated == nil {
@@ -308,7 +308,7 @@ func (s *server) dedicate(c *child, to *session) bool {
 func (s *server) restart(ctx context.Context) error {
 	s.mu.Lock()
 	s.startNow()
-	if s.child != nil && !s.ending() {
+	if s.child != nil && !s.isStopping() {
 		s.outgoing, s.child, s.outgoingEnded = s.child, nil, make(chan struct{})
 		s.start()
 	}
@@ -436,17 +436,17 @@ func (s *server) handshake(c *child) error {
 	return nil
 }
 
-// handshakeFailure returns why the handshake with a child failed, which has ended since. Done is the
-// error of the context, and died whether the child ended by itself.
-func (c *child) handshakeFailure(err, done error, died bool) error {
+// handshakeFailure returns why the handshake with a child failed. The child has ended since. died
+// says that it ended by itself.
+func (c *child) handshakeFailure(err, ctxErr error, died bool) error {
 	if errors.Is(err, errLegacyOnly) {
 		return err
 	}
-	if done == context.DeadlineExceeded {
+	if ctxErr == context.DeadlineExceeded {
 		err = fmt.Errorf("not initialized within %s, its start_timeout", c.server.pool.config.StartTimeout)
 		return c.explain(err, jsonrpc.CauseNotStarted)
 	}
-	if failed, ok := errors.AsType[*handshakeError](err); ok && died && done == nil {
+	if failed, ok := errors.AsType[*handshakeError](err); ok && died && ctxErr == nil {
 		return c.explain(c.exitDuring(failed.method), jsonrpc.CauseExited)
 	}
 	return c.explain(err, jsonrpc.CauseNotStarted)
@@ -471,7 +471,7 @@ func (c *child) initialize(ctx context.Context) error {
 		params = owner.initializeParams
 	}
 	answer, err := c.request(ctx, "initialize", params)
-	return c.initialized(ctx, answer, err)
+	return c.handleInitialized(ctx, answer, err)
 }
 
 // initializeParams returns the params of initialize for a child of a group, or nil without a group.
@@ -483,8 +483,8 @@ func (c *child) initializeParams(g *group) []byte {
 		mcp.Latest, c.server.capabilitiesFor(g), clientInfo)
 }
 
-// initialized handles the response to initialize.
-func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err error) error {
+// handleInitialized handles the response to initialize.
+func (c *child) handleInitialized(ctx context.Context, answer *jsonrpc.Message, err error) error {
 	if err != nil {
 		return &handshakeError{"initialize", err}
 	}
@@ -507,7 +507,7 @@ func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err er
 	return nil
 }
 
-// A handshakeError is a request of the handshake without a response.
+// A handshakeError says why a request of the handshake has no response.
 type handshakeError struct {
 	method string
 	err    error
@@ -552,7 +552,7 @@ func (s *server) restoreClients(c *child) {
 
 // isSubscribed reports whether a session has subscribed to a resource.
 func (s *server) isSubscribed(uri string) (wanted bool) {
-	s.eachSession(func(session *session) { wanted = wanted || session.subscribed(uri) })
+	s.eachSession(func(session *session) { wanted = wanted || session.isSubscribed(uri) })
 	return wanted
 }
 
@@ -635,7 +635,7 @@ func (s *server) forwardWithdrawal(c *child, m *jsonrpc.Message) {
 	s.eachSession(func(session *session) {
 		number, to := session.withdrawServerRequest(c, m.Literal(jsonrpc.RequestID))
 		if to != nil {
-			to.Put(letter{message: replaced(m, fmt.Append(nil, number), jsonrpc.RequestID)})
+			to.Put(letter{message: replaceFields(m, fmt.Append(nil, number), jsonrpc.RequestID)})
 		}
 	})
 }
@@ -680,7 +680,7 @@ func (s *server) stop() {
 	if s.child != nil {
 		children = append(children, s.child)
 	}
-	if !s.ending() {
+	if !s.isStopping() {
 		close(s.stopped)
 	}
 	s.mu.Unlock()

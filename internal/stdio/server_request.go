@@ -63,10 +63,8 @@ func (c *child) handleServerRequest(m *jsonrpc.Message) {
 	default:
 		why := "no client can answer this request now"
 		if owner == nil {
-			why = "several clients share this server: " +
-				"it can send requests only while exactly one of them has a call in " +
-				"flight; " +
-				"use isolation session to give each session its own process"
+			why = "several clients share this server: it can send requests only while exactly one of them " +
+				"has a call in flight; use isolation session to give each session its own process"
 		}
 		c.answerLocally(m.Literal(jsonrpc.ID), method, jsonrpc.CodeMethodNotFound, why)
 	}

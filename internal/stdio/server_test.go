@@ -19,7 +19,7 @@ import (
 
 func TestAChildIsStartedOnce(t *testing.T) { // A3, A29
 	p := newPool(t, "--init-delay 0.05")
-	equal(t, "started before it is needed", p.events("start"), 0)
+	equal(t, "starts before the first call", p.events("start"), 0)
 	var calls sync.WaitGroup
 	for range 50 {
 		calls.Go(func() { equal(t, "echo", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`) })
@@ -35,32 +35,32 @@ func TestAChildIsStartedOnce(t *testing.T) { // A3, A29
 func TestChildrenThatDoNotStart(t *testing.T) { // A6
 	tests := []struct {
 		name    string
-		command []string // "" is mcptest with flags
+		command []string // nil for mcptest with flags
 		flags   string
 		change  func(*Config)
 		want    string
 	}{
 		{
-			"it never answers",
+			"no response",
 			nil,
 			"--hang-init",
 			func(c *Config) { c.StartTimeout = 50 * time.Millisecond },
 			"not initialized within 50ms",
 		},
-		{"it exits at once", nil, "--exit-at-start 3", nil, "exited with status 3"},
-		{"there is no such command", []string{"/no/such/command"}, "", nil, "no such file"},
-		{"it is not on the path", []string{"no-such-command-anywhere"}, "", nil, "not found"},
+		{"exit at the start", nil, "--exit-at-start 3", nil, "exited with status 3"},
+		{"no such command", []string{"/no/such/command"}, "", nil, "no such file"},
+		{"a command that is not in PATH", []string{"no-such-command-anywhere"}, "", nil, "not found"},
 		{
-			"there is no such directory",
+			"no such directory",
 			nil,
 			"",
 			func(c *Config) { c.Dir = "/no/such/dir" },
 			"dir: /no/such/dir is not a directory",
 		},
-		{"it says nothing and ends well", []string{"true"}, "", nil, "exited with status 0 during initialize"},
-		{"it closes its stdout", []string{"sh", "-c", "exec >&-; sleep 60"}, "", nil, "killed"},
+		{"exit with status 0 and no output", []string{"true"}, "", nil, "exited with status 0 during initialize"},
+		{"closed stdout", []string{"sh", "-c", "exec >&-; sleep 60"}, "", nil, "killed"},
 		{
-			"it refuses to be initialized",
+			"an error as the response to initialize",
 			[]string{"sh", "-c", `read l; echo '{"id":1,"error":{"code":-5,` +
 				`"message":"no"}}'; cat`},
 			"",
@@ -68,13 +68,13 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 			`"code":-5`,
 		},
 		{
-			"it has no version",
+			"a response without a version",
 			[]string{"sh", "-c", `read l; echo '{"id":1,"result":{}}'; cat`},
 			"",
 			nil,
 			"no protocolVersion",
 		},
-		{"it dies at the sight of a handshake", []string{"sh", "-c", `read l; exit 4`}, "", nil, "exited with status 4"},
+		{"exit during the handshake", []string{"sh", "-c", `read l; exit 4`}, "", nil, "exited with status 4"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,19 +87,19 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 				}
 			}
 			p := newPool(t, tt.flags, change)
-			p.soon("alpha:1", mcp.Legacy)
+			p.restartSoon("alpha:1", mcp.Legacy)
 			res, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 			if err == nil {
 				t.Fatalf("got %d", res.StatusCode)
 			}
 			contains(t, "error", err.Error(), tt.want)
 			if _, err := p.client().do(http.MethodPost, request(`1`, "initialize", `{}`)); err == nil {
-				t.Error("a session of it")
+				t.Error("initialize succeeds")
 			}
 			equal(t, "sessions", len(p.sessions), 0)
-			equal(t, "reported as started", len(p.started), 0)
+			equal(t, "starts reported", len(p.started), 0)
 			if p.logs.FilterMessage("MCP server not started").Len() == 0 {
-				t.Error("not in the log")
+				t.Error("the failure was not logged")
 			}
 		})
 	}
@@ -119,17 +119,17 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 		want   []time.Duration
 	}{
 		{
-			"grows while it is of no use",
+			"grows while the child serves no call",
 			[]death{never, never, never, never, never, never, never},
 			[]time.Duration{1, 2, 4, 8, 16, 30, 30},
 		},
-		{"stays short if it is", []death{useful, useful, useful}, []time.Duration{1, 1, 1}},
+		{"stays short if the child served calls", []death{useful, useful, useful}, []time.Duration{1, 1, 1}},
 		{
-			"grows for one that lives a while without use",
+			"grows for a child that ends within a minute",
 			[]death{{59 * time.Second, false}, {59 * time.Second, false}},
 			[]time.Duration{1, 2},
 		},
-		{"is short again after a good life", []death{never, never, never, old, never}, []time.Duration{1, 2, 4, 1, 2}},
+		{"is short after a minute without failure", []death{never, never, never, old, never}, []time.Duration{1, 2, 4, 1, 2}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 				s.noteFailure(errors.New("x"), d.life, d.served)
 				most := tt.want[i] * time.Second
 				if due := s.due.Sub(before); due < most/2 || due > most+time.Since(before) {
-					t.Errorf("death %d: due after %s, want %s to %s", i, due, most/2, most)
+					t.Errorf("end %d: restart after %s, want %s to %s", i, due, most/2, most)
 				}
 			}
 		})
@@ -147,7 +147,7 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 }
 
 func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
-	for _, worked := range []bool{false, true} { // then a restart is under way
+	for _, worked := range []bool{false, true} { // if it has worked, a restart is scheduled
 		p := newPool(t, "")
 		s, err := p.sharedServer("alpha:1", nil, "")
 		if err != nil {
@@ -163,7 +163,7 @@ func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
 		}
 		contains(t, "error", err.Error(), "it burned down")
 		if err := p.Check(p.client().ctx, "alpha:1"); err == nil {
-			t.Error("it is healthy")
+			t.Error("the server is healthy")
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
 func TestAChildDies(t *testing.T) { // A37
 	p := newPool(t, "")
 	c := p.client().initialize(`{}`)
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	stream := c.listen()
 	defer stream.Body.Close()
 	const uri = `{"uri":"file://alpha/data.txt"}`
@@ -184,29 +184,29 @@ func TestAChildDies(t *testing.T) { // A37
 		ended <- err
 	}()
 	p.inFlightIs(1)
-	r := c.post(request(`"r"`, "tools/call", `{"name":"slow","arguments":{"ms":1}}`)) // it serves as ever
+	r := c.post(request(`"r"`, "tools/call", `{"name":"slow","arguments":{"ms":1}}`)) // the child still serves calls
 	equal(t, "slept", r.text(), "slept")
 	_ = syscall.Kill(before, syscall.SIGKILL)
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "killed") {
-		t.Errorf("the call that waited got %v", err)
+		t.Errorf("the waiting call got %v", err)
 	}
-	p.until("it is started again by itself", func() bool { return p.again == 1 })
-	after := c.pid() // of the same session
+	p.until("the child has restarted without a call", func() bool { return p.restarts == 1 })
+	after := c.pid() // in the same session
 	if after == before {
 		t.Error("the same process")
 	}
 	for _, list := range []string{"tools", "prompts", "resources"} {
-		contains(t, "told", stream.next(), "notifications/"+list+"/list_changed")
+		contains(t, "notification", stream.next(), "notifications/"+list+"/list_changed")
 	}
 	equal(t, "subscribed again", strings.Count(p.messages(), `"method":"resources/subscribe"`), 2)
 	c.call("touch", uri)
-	contains(t, "told", stream.next(), "notifications/resources/updated")
-	equal(t, "greetings", len(p.received("initialize")), 2)
-	equal(t, "the same words", p.received("initialize")[0], p.received("initialize")[1])
+	contains(t, "notification", stream.next(), "notifications/resources/updated")
+	equal(t, "initialize requests", len(p.received("initialize")), 2)
+	equal(t, "second initialize", p.received("initialize")[0], p.received("initialize")[1])
 	equal(t, "initialized", len(p.received("notifications/initialized")), 2)
 	equal(
 		t,
-		"ended in the log",
+		"log entries",
 		p.logs.FilterMessage("MCP server ended").
 			FilterField(zap.String("mcp_server",
 				"alpha")).
@@ -216,13 +216,13 @@ func TestAChildDies(t *testing.T) { // A37
 	)
 }
 
-func TestAChildDiesInMidStream(t *testing.T) {
+func TestChildDiesDuringAStream(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client().initialize(`{"elicitation":{}}`)
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	pid := c.pid()
 	r := c.post(toolCall(`"q"`, "ask", `{"method":"elicitation/create"}`))
-	question := r.next()
+	req := r.next()
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	equal(
 		t,
@@ -231,53 +231,52 @@ func TestAChildDiesInMidStream(t *testing.T) {
 		`{"jsonrpc":"2.0","error":{"code":-32002,"message":"MCP server alpha is unavailable: `+
 			`the process ended","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`,
 	)
-	p.until("it is back", func() bool { return p.again == 1 })
+	p.until("the child has restarted", func() bool { return p.restarts == 1 })
 	equal(
 		t,
-		"the answer is for one that has died",
-		c.post(result(idOf(t, question), `{"roots":[]}`)).StatusCode,
+		"status of a response to the old child",
+		c.post(result(idOf(t, req), `{"roots":[]}`)).StatusCode,
 		http.StatusBadRequest,
 	)
-	equal(t, "open questions", len(c.known(p).serverRequests), 0)
+	equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
 }
 
 func TestAChildThatClosesItsStdinIsRestarted(t *testing.T) {
 	p := newPuppets(t)
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	contains(t, "answer", p.client().post(request(`1`, "close-stdin", `{}`)).whole(), "closed")
-	p.eventually("it is started again", func() bool { // the second message shows it at the latest
+	p.eventually("the child has restarted", func() bool { // noticed at the second message at the latest
 		p.client().post(notification("notifications/x", `{}`))
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return p.again == 1
+		return p.restarts == 1
 	})
 	equal(t, "status", p.client().post(request(`1`, "heard", `{}`)).StatusCode, http.StatusOK)
 }
 
-// A client whose call fails because the child has died may call again at once, and gets
-// the next child.
+// A client whose call fails because the child has ended can repeat it at once, and gets the next
+// child.
 func TestCallAfterADeath(t *testing.T) {
 	p := newPool(t, "", perSession)
-	p.onExit = func() { time.Sleep(50 * time.Millisecond) } // as where the machine is busy
+	p.onExit = func() { time.Sleep(50 * time.Millisecond) } // as on a busy machine
 	c := p.client().initialize(`{}`)
 	for range 2 {
 		pid, calls := c.pid(), len(p.received("tools/call"))
 		failed := make(chan string)
 		go func() { failed <- c.post(toolCall(`1`, "hang", `{}`)).last() }()
-		p.eventually("the call", func() bool { return len(p.received("tools/call")) > calls })
+		p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) > calls })
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		contains(t, "the call", <-failed, `"connect_error"`)
+		contains(t, "response", <-failed, `"connect_error"`)
 		if after := c.pid(); after == pid {
-			t.Errorf("it is still %d", pid)
+			t.Errorf("the child is still process %d", pid)
 		}
 	}
 }
 
-// TestManyDeathsUnderLoad kills the child again and again while clients call it.
-// Every call must end.
+// The child is killed repeatedly while clients call it. Every call must end.
 func TestManyDeathsUnderLoad(t *testing.T) {
 	p := newPool(t, "")
-	p.soon("alpha:1", mcp.Legacy)
+	p.restartSoon("alpha:1", mcp.Legacy)
 	p.client().pid()
 	done := make(chan struct{})
 	var clients sync.WaitGroup
@@ -302,7 +301,7 @@ func TestManyDeathsUnderLoad(t *testing.T) {
 				if err != nil {
 					bad.Add(1)
 					if errors.Is(err, context.DeadlineExceeded) {
-						t.Error("a call that does not end")
+						t.Error("the call did not end")
 						return
 					}
 					continue
@@ -321,18 +320,18 @@ func TestManyDeathsUnderLoad(t *testing.T) {
 		})
 	}
 	for n := range 5 {
-		p.until("it is back", func() bool { return len(p.started) == n+1 })
-		_ = syscall.Kill(p.client().pid(), syscall.SIGKILL) // when it has been of use
-		p.until("it is gone", func() bool { return len(p.exited) == n+1 })
+		p.until("the child has restarted", func() bool { return len(p.started) == n+1 })
+		_ = syscall.Kill(p.client().pid(), syscall.SIGKILL) // after a call
+		p.until("the child has ended", func() bool { return len(p.exited) == n+1 })
 	}
-	p.until("it is back", func() bool { return p.again == 5 })
+	p.until("the child has restarted", func() bool { return p.restarts == 5 })
 	p.client().pid()
 	close(done)
 	clients.Wait()
 	if z := zombies(); len(z) > 0 {
 		t.Errorf("zombies: %s", z)
 	}
-	t.Logf("%d calls got a result, %d did not", good.Load(), bad.Load())
+	t.Logf("%d calls succeeded, %d failed", good.Load(), bad.Load())
 }
 
 func TestHealth(t *testing.T) { // A36
@@ -340,7 +339,7 @@ func TestHealth(t *testing.T) { // A36
 	shortly := func() (context.Context, context.CancelFunc) {
 		return context.WithTimeout(ctx, 50*time.Millisecond)
 	}
-	t.Run("a child is started to be asked", func(t *testing.T) {
+	t.Run("Check starts a child", func(t *testing.T) {
 		p := newPool(t, "")
 		if err := p.Check(ctx, "alpha:1"); err != nil {
 			t.Error(err)
@@ -351,7 +350,7 @@ func TestHealth(t *testing.T) { // A36
 		}
 		equal(t, "pings", len(p.received("ping")), 1)
 	})
-	t.Run("one that does not know ping is alive", func(t *testing.T) {
+	t.Run("a child that does not know ping is alive", func(t *testing.T) {
 		p := newPool(t, "--no-ping")
 		for range 3 {
 			if err := p.Check(ctx, "alpha:1"); err != nil {
@@ -360,20 +359,20 @@ func TestHealth(t *testing.T) { // A36
 		}
 		equal(t, "started", len(p.started), 1)
 	})
-	t.Run("one that does not answer is started again", func(t *testing.T) {
+	t.Run("a child that does not respond is restarted", func(t *testing.T) {
 		p := newPool(t, "--hang-ping")
-		p.soon("alpha:1", mcp.Legacy)
+		p.restartSoon("alpha:1", mcp.Legacy)
 		pid := p.client().pid()
 		ctx, cancel := shortly()
 		defer cancel()
 		if err := p.Check(ctx, "alpha:1"); err == nil {
-			t.Error("it is healthy")
+			t.Error("the child is healthy")
 		}
-		p.until("it is back", func() bool { return p.again == 1 })
-		equal(t, "the old one", exists(pid), false)
+		p.until("the child has restarted", func() bool { return p.restarts == 1 })
+		equal(t, "old process runs", exists(pid), false)
 		equal(t, "echo", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
 	})
-	t.Run("a cancelled check does not kill the child", func(t *testing.T) {
+	t.Run("a canceled check does not stop the child", func(t *testing.T) {
 		p := newPool(t, "--hang-ping")
 		pid := p.client().pid()
 		ctx, cancel := context.WithCancel(ctx)
@@ -386,7 +385,7 @@ func TestHealth(t *testing.T) { // A36
 		}
 		equal(t, "pid", p.client().pid(), pid)
 	})
-	t.Run("one that dies when it is asked is not alive", func(t *testing.T) {
+	t.Run("a child that ends during a check is not alive", func(t *testing.T) {
 		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read ` +
 			`-r l; read -r l; exit 3`
 		p := newPoolOf(t, []string{"sh", "-c", script})
@@ -397,17 +396,17 @@ func TestHealth(t *testing.T) { // A36
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("every child is asked", func(t *testing.T) {
+	t.Run("Check asks every child", func(t *testing.T) {
 		p := newPool(t, "--modern --hang-ping", perSession)
-		p.soon("alpha:1", mcp.Legacy)
-		p.soon("alpha:1", mcp.Modern)
+		p.restartSoon("alpha:1", mcp.Legacy)
+		p.restartSoon("alpha:1", mcp.Modern)
 		legacy := p.client()
 		own := p.client().initialize(`{}`)
 		pids := []int{legacy.pid(), own.pid(), modernPID(p)}
 		ctx, cancel := shortly()
 		defer cancel()
 		_ = p.Check(ctx, "alpha:1")
-		p.until("they have ended", func() bool { return len(p.exited) == 3 })
+		p.until("the children have ended", func() bool { return len(p.exited) == 3 })
 		for _, pid := range pids {
 			equal(t, "process", exists(pid), false)
 		}

@@ -45,13 +45,13 @@ type session struct {
 	lastEvents uint64                     // latest number
 }
 
-func newSession(p *Pool, name, owner string, hello *jsonrpc.Message) *session {
+func newSession(p *Pool, name, owner string, initialize *jsonrpc.Message) *session {
 	s := &session{
 		id:             rand.Text(),
 		name:           name,
 		pool:           p,
 		owner:          owner,
-		capabilities:   bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
+		capabilities:   bytes.Clone(initialize.Literal(jsonrpc.Capabilities)),
 		streamInbox:    mailbox.NewUnread[letter](owner, maxStreamInbox),
 		serverRequests: map[uint64]*serverRequest{},
 		subscriptions:  map[string]bool{},
@@ -59,7 +59,7 @@ func newSession(p *Pool, name, owner string, hello *jsonrpc.Message) *session {
 		detached:       map[*callEvents]detachment{},
 	}
 	if p.config.Isolation == PerSession {
-		s.initializeParams = bytes.Clone(hello.Literal(jsonrpc.Params))
+		s.initializeParams = bytes.Clone(initialize.Literal(jsonrpc.Params))
 	}
 	s.bytes = int64(len(s.initializeParams) + len(s.capabilities))
 	return s
@@ -84,12 +84,12 @@ func (s *session) release() {
 	s.openResponses--
 }
 
-// An activity is how a session is used.
+// An activity is a way in which a session is used.
 type activity int
 
 const (
 	idle      activity = iota
-	listening          // its stream is open, and no call is
+	listening          // its stream is open, but no call is
 	busy
 )
 
@@ -145,7 +145,7 @@ func (s *session) forwardServerRequest(c *child, call *call, m *jsonrpc.Message)
 	s.mu.Unlock()
 
 	number := strconv.AppendUint(nil, q.number, 10)
-	l := letter{message: replaced(m, number, jsonrpc.ID), serverRequest: q}
+	l := letter{message: replaceFields(m, number, jsonrpc.ID), serverRequest: q}
 	if call != nil {
 		if !call.inbox.Put(l) {
 			s.refuse(q, "the client is not reading its stream, or has left")
@@ -165,16 +165,16 @@ func (s *session) refuseUnlessRead(q *serverRequest, while time.Duration) {
 	time.AfterFunc(while, func() {
 		s.mu.Lock()
 		_, open := s.serverRequests[q.number]
-		there, away := s.openResponses > 0, time.Since(s.lastUsed)
+		connected, unused := s.openResponses > 0, time.Since(s.lastUsed)
 		s.mu.Unlock()
 		switch {
 		case !open:
 		case s.streamInbox.Withdraw(func(l letter) bool { return l.serverRequest == q }):
 			s.refuse(q, "the client has no open stream")
-		case there:
+		case connected:
 			s.refuseUnlessRead(q, serverRequestTime)
-		case away < serverRequestTime:
-			s.refuseUnlessRead(q, serverRequestTime-away)
+		case unused < serverRequestTime:
+			s.refuseUnlessRead(q, serverRequestTime-unused)
 		default:
 			s.refuse(q, "the client has left")
 		}
@@ -227,9 +227,9 @@ func (s *session) refuseMatching(match func(*serverRequest) bool) {
 	}
 }
 
-// detachServerRequests keeps the server requests on the stream of a call whose response is sent now.
-// A server request need not belong to the call whose stream carries it, and the client reads it
-// before the response, so it may still answer.
+// detachServerRequests keeps the server requests on the stream of a call whose response is sent
+// now. A server request need not belong to the call whose stream carries it, and the client reads
+// it before the response, so it may still answer.
 func (s *session) detachServerRequests(call *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,8 +241,8 @@ func (s *session) detachServerRequests(call *call) {
 	}
 }
 
-// withdrawServerRequest removes a server request that the server has canceled. It returns the number
-// that the client knows, and the inbox that the request went to.
+// withdrawServerRequest removes a server request that the server has canceled. It returns the
+// number that the client knows, and the inbox that the request went to.
 func (s *session) withdrawServerRequest(c *child, id []byte) (number uint64, to *inbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -283,7 +283,7 @@ func (s *session) setLevel(level string) {
 	s.level = level
 }
 
-func (s *session) subscribed(uri string) bool {
+func (s *session) isSubscribed(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.subscriptions[uri]
@@ -311,8 +311,7 @@ func (s *session) subscribe(uri string) bool {
 	}
 	size := int64(len(uri) + subscriptionBytes)
 	if s.ended || len(s.subscriptions) == maxSubscriptions || len(uri) > longestURI ||
-		!s.pool.sessionMeter.Grow(s.owner,
-			size) {
+		!s.pool.sessionMeter.Grow(s.owner, size) {
 		return false
 	}
 	s.bytes += size
@@ -332,8 +331,8 @@ func (s *session) unsubscribe(uri string) {
 	}
 }
 
-// setStream sets the stream for messages outside of calls. It ends the one before, which the client
-// must have lost.
+// setStream sets the stream for messages outside of calls. It ends the previous one, which the
+// client must have lost.
 func (s *session) setStream(st *stream) {
 	s.mu.Lock()
 	before := s.stream
@@ -344,14 +343,14 @@ func (s *session) setStream(st *stream) {
 	}
 }
 
-// hasStream reports whether the client has such a stream open.
+// hasStream reports whether the client has the stream for messages outside of calls open.
 func (s *session) hasStream() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stream != nil
 }
 
-// clearStream handles the end of a stream.
+// clearStream removes a stream that has ended, unless another one has replaced it.
 func (s *session) clearStream(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

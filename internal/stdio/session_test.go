@@ -36,16 +36,16 @@ func TestVersionsAreNegotiated(t *testing.T) { // A5
 			if id := r.Header.Get("Mcp-Session-Id"); len(id) < 20 {
 				t.Errorf("session id %q can be guessed", id)
 			}
-			equal(t, "answer to "+asked, r.whole(), `{"jsonrpc":"2.0","id":"i","result":{"protocolVersion":"`+want+
+			equal(t, "response to "+asked, r.whole(), `{"jsonrpc":"2.0","id":"i","result":{"protocolVersion":"`+want+
 				`","capabilities":{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},`+
 				`"logging":{},"completions":{}},"serverInfo":{"name":"alpha","version":"0.1.0"}}}`)
 		}
 	}
 }
 
-// TestAVersionThatAChildInsistsOn: a session and its own child must not be of two
-// minds. A shared child speaks for all.
-func TestAVersionThatAChildInsistsOn(t *testing.T) {
+// A session uses the version of its own child. The version of a shared child does not change those
+// of its sessions.
+func TestVersionChosenByTheChild(t *testing.T) {
 	script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{}}}'; cat ` +
 		`>/dev/null`
 	for isolation, want := range map[Isolation]string{PerSession: "2025-06-18", Shared: "2024-11-05"} {
@@ -67,7 +67,7 @@ func TestSessionsEnd(t *testing.T) {
 		}
 		equal(t, "DELETE", res.StatusCode, status)
 	}
-	equal(t, "its stream", stream.next(), "")
+	equal(t, "end of the stream", stream.next(), "")
 	equal(t, "POST", c.post(toolCall(`1`, "echo", `{}`)).StatusCode, http.StatusNotFound)
 	res, err := c.do(http.MethodGet, "")
 	if err != nil {
@@ -82,12 +82,12 @@ func TestSessionsEndWithCallsInFlight(t *testing.T) {
 		p := newPool(t, "", change)
 		c := p.client().initialize(`{"elicitation":{}}`)
 		r := c.post(toolCall(`1`, "ask", `{"method":"elicitation/create"}`))
-		contains(t, "question", r.next(), "elicitation/create")
+		contains(t, "server request", r.next(), "elicitation/create")
 		if _, err := c.do(http.MethodDelete, ""); err != nil {
 			t.Fatal(err)
 		}
 		if last := r.last(); last == "" {
-			t.Error("the call has no answer")
+			t.Error("the call has no response")
 		}
 		r.Body.Close()
 		equal(t, "in flight", len(p.inFlight), 0)
@@ -99,7 +99,7 @@ func TestSessionsExpire(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
 		s := p.open(new(jsonrpc.Message), "alpha:1", "")
 		if s == nil {
-			t.Fatal("there is no room")
+			t.Fatal("no room for the session")
 		}
 		time.Sleep(time.Hour) // in use
 		s.release()
@@ -110,18 +110,18 @@ func TestSessionsExpire(t *testing.T) {
 		s.release()
 		time.Sleep(59 * time.Second)
 		if p.session(s.id, "alpha") == nil {
-			t.Fatal("use does not prolong its life")
+			t.Fatal("use does not extend the session")
 		}
 		s.release()
 		time.Sleep(61 * time.Second)
 		if p.session(s.id, "alpha") != nil || len(p.sessions) != 0 {
-			t.Error("it lives on")
+			t.Error("the session has not expired")
 		}
 		p.Close()
 	})
 }
 
-func TestThereAreNotTooManySessions(t *testing.T) {
+func TestSessionsAreLimited(t *testing.T) {
 	p := newPool(t, "", func(c *Config) { c.MaxSessions = 2 })
 	listening, unused := p.client().initialize(`{}`), p.client().initialize(`{}`)
 	defer listening.listen().Body.Close()
@@ -139,7 +139,7 @@ func TestThereAreNotTooManySessions(t *testing.T) {
 	p.client().initialize(`{}`)
 }
 
-// TestSessionsOfOthersStay: an owner makes room for its own sessions.
+// A new session replaces one of its owner, not one of another owner.
 func TestSessionsOfOthersStay(t *testing.T) {
 	p := newPool(t, "", perSession, func(c *Config) { c.MaxSessions = 4 })
 	as := func(owner string) *client {
@@ -157,41 +157,41 @@ func TestSessionsOfOthersStay(t *testing.T) {
 		}
 		alice.pid()
 	}
-	equal(t, "the other's child", bob.pid(), pid)
-	equal(t, "its own oldest", there(first), false)
+	equal(t, "child of the other owner", bob.pid(), pid)
+	equal(t, "oldest session of the owner", there(first), false)
 
-	// An owner that uses all of its sessions loses some to owners that have fewer.
+	// An owner that uses all sessions loses some to owners that have fewer.
 	for range 3 {
 		alice := as("alice").initialize(`{}`)
 		stream := alice.listen()
 		t.Cleanup(func() { stream.Body.Close() })
 	}
 	r := as("alice").post(request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
-	equal(t, "one more of them", r.StatusCode, http.StatusServiceUnavailable)
+	equal(t, "status of one more session", r.StatusCode, http.StatusServiceUnavailable)
 	equal(t, "Retry-After", r.Header.Get("Retry-After"), "1")
 	carol := as("carol").initialize(`{}`)
-	equal(t, "a third", there(carol) && there(bob), true)
+	equal(t, "sessions of others", there(carol) && there(bob), true)
 	equal(t, "sessions", len(p.sessions), 4)
 }
 
-// TestRoomForSessions: which session ends so that another can begin.
+// A new session may need the place of another one. The rows name the session that ends.
 func TestRoomForSessions(t *testing.T) {
 	for name, test := range map[string]struct {
-		is   string // sessions as owner:activity, the oldest first; ! is between those that are abandoned and the others
-		by   string // who begins one
-		want string // what has ended
+		is   string // sessions as owner:activity, the oldest first; those before ! are abandoned
+		by   string // owner of the new session
+		want string // session that ends
 	}{
-		"its own":                                     {"a:idle b:idle a:idle b:idle", "a", "a:idle"},
-		"of who has most that are idle":               {"a:busy a:busy a:busy b:idle b:idle", "c", "b:idle"},
-		"of others, before its own calls":             {"a:busy a:busy a:busy b:idle b:idle !", "a", "b:idle"},
-		"not of others that were just used":           {"a:busy a:busy a:busy ! b:idle b:idle", "a", ""},
-		"not the only one of another, of who listens": {"b:idle a:listening a:listening a:listening !", "c", "a:listening"},
-		"the only one of another, before calls":       {"b:idle a:busy a:busy a:busy !", "c", "b:idle"},
-		"of who listens with more than its share":     {"a:listening a:listening b:listening b:busy !", "c", "a:listening"},
-		"not of who listens and has called":           {"! a:listening a:listening b:listening b:busy", "c", ""},
-		"of who uses more than half":                  {"a:busy a:busy a:busy b:busy", "c", "a:busy"},
-		"none, if all are used":                       {"a:busy a:busy b:busy b:busy", "c", ""},
-		"none of its own that is used":                {"a:busy a:busy a:busy b:busy", "a", ""},
+		"idle, of its owner":                         {"a:idle b:idle a:idle b:idle", "a", "a:idle"},
+		"idle, of the owner with most idle sessions": {"a:busy a:busy a:busy b:idle b:idle", "c", "b:idle"},
+		"idle, not its own busy":                     {"a:busy a:busy a:busy b:idle b:idle !", "a", "b:idle"},
+		"none of other owners that was just used":    {"a:busy a:busy a:busy ! b:idle b:idle", "a", ""},
+		"listening, not the only one of another":     {"b:idle a:listening a:listening a:listening !", "c", "a:listening"},
+		"the only one of another, not a busy one":    {"b:idle a:busy a:busy a:busy !", "c", "b:idle"},
+		"listening, of an owner with most":           {"a:listening a:listening b:listening b:busy !", "c", "a:listening"},
+		"none that listens and was just used":        {"! a:listening a:listening b:listening b:busy", "c", ""},
+		"busy, of an owner with more than half":      {"a:busy a:busy a:busy b:busy", "c", "a:busy"},
+		"none of an owner with half":                 {"a:busy a:busy b:busy b:busy", "c", ""},
+		"none of its own that is busy":               {"a:busy a:busy a:busy b:busy", "a", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -210,10 +210,10 @@ func TestRoomForSessions(t *testing.T) {
 					}
 					s := open(owner)
 					if s == nil {
-						t.Fatal("there is no room")
+						t.Fatal("no room for the session")
 					}
 					of[s.id] = name
-					time.Sleep(time.Second) // each is older than the next
+					time.Sleep(time.Second) // so that each is older than the next
 					switch use {
 					case "idle":
 						s.release()
@@ -234,7 +234,7 @@ func TestRoomForSessions(t *testing.T) {
 	}
 }
 
-// TestBytesOfSessions: the memory of sessions is counted and bounded.
+// The memory of sessions is counted and limited.
 func TestBytesOfSessions(t *testing.T) {
 	kept := func() int64 { return sessionQuota.Usage().Bytes }
 	before := kept()
@@ -247,33 +247,33 @@ func TestBytesOfSessions(t *testing.T) {
 		)
 	}
 	p := newPool(t, "")
-	equal(t, "too much to say", p.client().post(hello(20<<10)).StatusCode, http.StatusRequestEntityTooLarge)
+	equal(t, "status of a large initialize", p.client().post(hello(20<<10)).StatusCode, http.StatusRequestEntityTooLarge)
 	c := p.client()
 	c.session = c.post(hello(15 << 10)).Header.Get("Mcp-Session-Id")
-	equal(t, "of a session with a shared child", kept()-before, int64(len(`{"roots":{}}`)))
+	equal(t, "bytes of a session with a shared child", kept()-before, int64(len(`{"roots":{}}`)))
 
 	uri := func(n int) string { return fmt.Sprintf(`{"uri":"x:%d%s"}`, n, strings.Repeat("x", 8000)) }
 	for n := range maxSubscriptions {
-		if !c.known(p).subscribe(uri(n)) {
-			t.Fatalf("subscription %d is refused", n)
+		if !c.poolSession(p).subscribe(uri(n)) {
+			t.Fatalf("subscription %d was refused", n)
 		}
 	}
 	one := kept()
 	answer := c.post(request(`1`, "resources/subscribe", uri(maxSubscriptions)))
 	equal(t, "status", answer.StatusCode, http.StatusOK)
-	contains(t, "one more", answer.whole(), `"data":{"code":"too_many_subscriptions"}},"id":1}`)
+	contains(t, "one more subscription", answer.whole(), `"data":{"code":"too_many_subscriptions"}},"id":1}`)
 	other := p.client().initialize(`{}`)
 	n := 0
-	for other.known(p).subscribe(uri(n)) {
+	for other.poolSession(p).subscribe(uri(n)) {
 		n++
 	}
-	equal(t, "all of an owner", n < maxSubscriptions && kept()-before <= maxOwnerBytes, true)
-	other.known(p).unsubscribe(uri(0))
-	equal(t, "after one is given up", other.known(p).subscribe(uri(0)), true)
+	equal(t, "owner's quota is used", n < maxSubscriptions && kept()-before <= maxOwnerBytes, true)
+	other.poolSession(p).unsubscribe(uri(0))
+	equal(t, "subscribe after an unsubscribe", other.poolSession(p).subscribe(uri(0)), true)
 	equal(
 		t,
-		"of another owner",
-		p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).known(p).subscribe(uri(0)),
+		"subscribe for another owner",
+		p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).poolSession(p).subscribe(uri(0)),
 		true,
 	)
 	for _, c := range []*client{c, other} {
@@ -281,12 +281,12 @@ func TestBytesOfSessions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	equal(t, "after they have left", kept() < one, true)
+	equal(t, "bytes are freed with sessions", kept() < one, true)
 	p.Close()
-	equal(t, "after all", kept(), before)
+	equal(t, "bytes after Close", kept(), before)
 }
 
-// TestBytesOfSessionsWithChildren: an owner makes room for its own.
+// A new session that exceeds the quota of its owner replaces sessions of that owner.
 func TestBytesOfSessionsWithChildren(t *testing.T) {
 	before := sessionQuota.Usage().Bytes
 	p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 10_000}, nil)
@@ -303,21 +303,20 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 		}
 		return s != nil
 	}
-	equal(t, "another", open("bob"), true)
+	equal(t, "session of another owner", open("bob"), true)
 	for range 1_000 {
 		if !open("alice") {
-			t.Fatal("there is no room")
+			t.Fatal("no room for the session")
 		}
 	}
 	equal(t, "bytes", sessionQuota.Usage().Bytes-before <= maxOwnerBytes+(17<<10), true)
 	held := map[string]int{}
 	p.eachSession(func(s *session) { held[s.owner]++ })
-	equal(t, "of the other", held["bob"], 1)
-	equal(t, "of the owner", held["alice"] > 400 && held["alice"] < 600, true)
+	equal(t, "sessions of the other owner", held["bob"], 1)
+	equal(t, "number of the owner's sessions is limited", held["alice"] > 400 && held["alice"] < 600, true)
 }
 
-// TestStartsOfSessions: an owner cannot have processes started and ended without end. A
-// burst waits.
+// The rate at which an owner starts processes is limited. A burst waits.
 func TestStartsOfSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startLimiter{limiters: map[string]*rate.Limiter{}}
@@ -335,20 +334,20 @@ func TestStartsOfSessions(t *testing.T) {
 		}
 		synctest.Wait()
 		equal(t, "at once", can.Load(), startBurst)
-		equal(t, "never", cannot.Load(), 9*startBurst-startRate*int32(startWait/time.Second))
+		equal(t, "refused", cannot.Load(), 9*startBurst-startRate*int32(startWait/time.Second))
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		ok, err := s.wait(ctx, "bob", startWait)
-		equal(t, "another", ok && err == nil, true)
+		equal(t, "another owner starts", ok && err == nil, true)
 		asked.Wait()
-		equal(t, "in the end", can.Load(), startBurst+startRate*int32(startWait/time.Second))
-		equal(t, "after", time.Since(start).Round(time.Second), startWait)
+		equal(t, "total", can.Load(), startBurst+startRate*int32(startWait/time.Second))
+		equal(t, "time waited", time.Since(start).Round(time.Second), startWait)
 		ok, err = s.wait(ctx, "alice", startWait)
-		equal(t, "one that leaves", ok || err != context.Canceled, false)
+		equal(t, "start of a disconnected client", ok || err != context.Canceled, false)
 		for i := range 10_010 {
 			_, _ = s.wait(ctx, fmt.Sprint(i), 0)
 		}
-		equal(t, "owners", len(s.limiters) <= 10_000, true)
+		equal(t, "owners are limited", len(s.limiters) <= 10_000, true)
 	})
 }
 
@@ -357,12 +356,12 @@ func TestASecondStreamTakesOver(t *testing.T) {
 	c := p.client().initialize(`{}`)
 	first := c.listen()
 	second := c.listen()
-	equal(t, "the first", first.next(), "")
+	equal(t, "end of the first stream", first.next(), "")
 	c.call("add-tool", `{"name":"new"}`)
-	contains(t, "the second", second.next(), "notifications/tools/list_changed")
+	contains(t, "message on the second stream", second.next(), "notifications/tools/list_changed")
 	second.Body.Close()
 
-	t.Run("and nothing is lost between them", func(t *testing.T) {
+	t.Run("without loss of messages", func(t *testing.T) {
 		messages := make(chan string, 1)
 		var streams sync.WaitGroup
 		listen := func() {
@@ -375,7 +374,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 		}
 		listen()
 		for n := range 200 {
-			go c.known(p).streamInbox.Put(letter{message: frame{fmt.Append(nil, n)}})
+			go c.poolSession(p).streamInbox.Put(letter{message: frame{fmt.Append(nil, n)}})
 			listen() // at the same time
 			select {
 			case m := <-messages:
@@ -391,14 +390,13 @@ func TestASecondStreamTakesOver(t *testing.T) {
 	})
 }
 
-// TestAStreamThatIsTakenOverPassesItsWakeUpOn: both streams wait for the same inbox,
-// and it may be the old one that is woken.
-func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
+// Both streams wait for the same inbox. If the old stream is woken, it must wake the new one.
+func TestReplacedStreamWakesTheNewOne(t *testing.T) {
 	mail := newInbox("", maxStreamInbox)
 	old := newStream(t.Context(), mail, func() bool { return false })
 	mail.Put(letter{message: frame{[]byte("x")}})
-	<-mail.More() // it is woken
-	old.stop()    // and taken over
+	<-mail.More() // wakes it
+	old.stop()    // another stream takes over
 	if err := old.next(); err != io.EOF {
 		t.Errorf("got %v", err)
 	}
@@ -409,7 +407,7 @@ func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
 	}
 }
 
-// TestSessionsThatEndWhileThePoolIsClosed: their children are stopped.
+// The children of sessions that end while the pool closes are stopped.
 func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 	for range 200 {
 		p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 100}, nil)
@@ -419,7 +417,7 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		for i := range 100 {
 			s := p.open(new(jsonrpc.Message), "alpha:1", strconv.Itoa(i))
 			if s == nil {
-				t.Fatal("there is no room")
+				t.Fatal("no room for the session")
 			}
 			sessions = append(sessions, s)
 			ended.Go(func() {
@@ -431,14 +429,14 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		p.Close()
 		ended.Wait()
 		for _, s := range sessions {
-			if !s.server.ending() {
-				t.Fatal("the session's child is not stopped")
+			if !s.server.isStopping() {
+				t.Fatal("the child of the session was not stopped")
 			}
 		}
 	}
 }
 
-func TestWhoIsToldOfChanges(t *testing.T) { // A68
+func TestResourceUpdatesReachSubscribers(t *testing.T) { // A68
 	p := newPool(t, "")
 	const uri = `{"uri":"file://alpha/data.txt"}`
 	var clients []*client
@@ -454,7 +452,7 @@ func TestWhoIsToldOfChanges(t *testing.T) { // A68
 	told := func(want ...int) {
 		t.Helper()
 		clients[0].call("touch", uri)
-		clients[0].call("add-tool", `{"name":"x"}`) // all clients receive this notification, after the update
+		clients[0].call("add-tool", `{"name":"x"}`) // all clients are notified, after the update
 		for i, stream := range streams {
 			for _, w := range want {
 				if w == i {
@@ -470,10 +468,10 @@ func TestWhoIsToldOfChanges(t *testing.T) { // A68
 	subscribe(clients[1], "resources/subscribe")
 	told(0, 1)
 	subscribe(clients[0], "resources/unsubscribe")
-	equal(t, "sent to the child", len(p.received("resources/unsubscribe")), 0)
+	equal(t, "unsubscribe requests to the child", len(p.received("resources/unsubscribe")), 0)
 	told(1)
 	subscribe(clients[1], "resources/unsubscribe")
-	equal(t, "sent to the child", len(p.received("resources/unsubscribe")), 1)
+	equal(t, "unsubscribe requests to the child", len(p.received("resources/unsubscribe")), 1)
 	told()
 	for _, s := range streams {
 		s.Body.Close()
@@ -490,16 +488,16 @@ func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
 		pids[c.pid()] = true
 	}
 	equal(t, "processes", len(pids), 3)
-	equal(t, "the same again", pids[a.pid()], true)
+	equal(t, "process is reused", pids[a.pid()], true)
 	contains(
 		t,
-		"its own words",
+		"initialize of its client",
 		p.received("initialize")[0],
 		`"params":{"protocolVersion":"2025-06-18","capabilities":{"roots":{"listChanged":true},"x":1.0},`+
 			`"clientInfo":{"name":"test","version":"1"}}`,
 	)
 
-	t.Run("which asks it", func(t *testing.T) { // several clients in flight, no doubt
+	t.Run("server requests during calls of several sessions", func(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		left := make(chan struct{})
 		go func() {
@@ -512,8 +510,8 @@ func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
 		leave()
 		<-left
 	})
-	t.Run("which starts again with the same words when it is needed", func(t *testing.T) { // A37
-		own := a.known(p).server
+	t.Run("restart at the next call, with the same initialize", func(t *testing.T) { // A37
+		own := a.poolSession(p).server
 		own.mu.Lock()
 		own.backoff.First = 2 * time.Millisecond
 		own.mu.Unlock()
@@ -521,30 +519,30 @@ func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
 		if _, err := a.do(http.MethodPost, toolCall(`1`, "die", `{}`)); err == nil {
 			t.Error("no error")
 		}
-		p.until("it has ended", func() bool { return len(p.exited) == 1 })
-		p.eventually("it is known", func() bool { return own.current() == nil })
-		equal(t, "lazily", p.events("start"), 3)
+		p.until("the child has ended", func() bool { return len(p.exited) == 1 })
+		p.eventually("the server has noticed", func() bool { return own.current() == nil })
+		equal(t, "starts before the next call", p.events("start"), 3)
 		if a.pid() == before {
 			t.Error("the same process")
 		}
-		greetings := p.received("initialize")
-		equal(t, "greetings", len(greetings), 4)
-		equal(t, "words", greetings[3], greetings[0])
+		handshakes := p.received("initialize")
+		equal(t, "number of initialize requests", len(handshakes), 4)
+		equal(t, "last initialize", handshakes[3], handshakes[0])
 	})
-	t.Run("which ends with it", func(t *testing.T) {
+	t.Run("end with the session", func(t *testing.T) {
 		pid := a.pid()
 		if _, err := a.do(http.MethodDelete, ""); err != nil {
 			t.Fatal(err)
 		}
-		p.until("it has ended", func() bool { return len(p.exited) == 2 })
+		p.until("the child has ended", func() bool { return len(p.exited) == 2 })
 		equal(t, "process", exists(pid), false)
-		equal(t, "the other", b.call("echo", `{}`), `{"name":"echo","arguments":{}}`)
+		equal(t, "call of the other session", b.call("echo", `{}`), `{"name":"echo","arguments":{}}`)
 	})
-	t.Run("which may refuse it", func(t *testing.T) {
+	t.Run("refused initialize", func(t *testing.T) {
 		r := p.client().post(request(`"i"`, "initialize", `{"protocolVersion":5}`))
 		equal(t, "session", r.Header.Get("Mcp-Session-Id"), "")
 		contains(t, "error", r.whole(), `{"jsonrpc":"2.0","id":"i","error":{"code":-32602`)
-		p.until("it has ended", func() bool { return len(p.exited) == 3 })
+		p.until("the child has ended", func() bool { return len(p.exited) == 3 })
 	})
 }
 
@@ -561,7 +559,7 @@ func TestTheStreamOfASessionNeedsItsHeader(t *testing.T) {
 	first := make([]byte, 10)
 	n, err := stream.Body.Read(first)
 	if err != nil || !strings.HasPrefix(string(first[:n]), ":") {
-		t.Errorf("the stream does not begin at once: %q, %v", first[:n], err)
+		t.Errorf("the stream does not start with a comment: %q, %v", first[:n], err)
 	}
 }
 

@@ -111,10 +111,10 @@ func (s *server) status() Status {
 	return status
 }
 
-// state is for callers that hold the lock.
+// state returns the state of the child. The caller holds the lock.
 func (s *server) state() State {
 	switch {
-	case s.ending():
+	case s.isStopping():
 		return Stopped
 	case s.child != nil && s.child.silent():
 		return Silent
@@ -130,12 +130,13 @@ func (s *server) state() State {
 	return Stopped
 }
 
-// Restart replaces the children at a host at once, even if a pause before their restart is not over.
-// If none runs, it starts a shared one. Calls that the old children have not answered when they end
-// fail; new calls wait for the new children. It returns when these are ready, or why they are not.
+// Restart replaces the children at a host at once, even if a pause before their restart is not
+// over. If none runs, it starts a shared one. Calls that the old children have not answered when
+// they end fail; new calls wait for the new children. It returns when these are ready, or why they
+// are not.
 func (p *Pool) Restart(ctx context.Context, host string) error {
 	var servers []*server
-	for _, s := range p.counting(host) {
+	for _, s := range p.healthServers(host) {
 		if s.wantsRestart() {
 			servers = append(servers, s)
 		}
@@ -156,8 +157,8 @@ func (p *Pool) Restart(ctx context.Context, host string) error {
 	return errors.Join(errs...)
 }
 
-// Start starts a child at a host, unless a shared one runs there. It finds out the era of the server.
-// It returns when the child is ready, or why it is not.
+// Start starts a child at a host, unless a shared one runs there. It finds out the era of the
+// server. It returns when the child is ready, or why it is not.
 func (p *Pool) Start(ctx context.Context, host string) error {
 	for _, s := range p.serversAt(host) {
 		if s.owner == nil && s.current() != nil {
@@ -201,12 +202,12 @@ func (s *server) wantsRestart() bool {
 	return s.state() != Idle
 }
 
-// CheckStarted pings the children that have been started at a host, and restarts those that do not respond.
-// It skips idle children and those that are starting; asked reports whether there were any others.
-// Failures of children of a single session are not returned.
+// CheckStarted pings the children that have been started at a host, and restarts those that do not
+// respond. It skips idle children and those that are starting; asked reports whether there were any
+// others. Failures of children of a single session are not returned.
 func (p *Pool) CheckStarted(ctx context.Context, host string) (asked bool, err error) {
 	var servers []*server
-	for _, s := range p.counting(host) {
+	for _, s := range p.healthServers(host) {
 		switch state := s.status().State; {
 		case s.owner != nil && state != Running && state != Silent:
 		case state != Idle && state != Starting:
@@ -216,9 +217,9 @@ func (p *Pool) CheckStarted(ctx context.Context, host string) (asked bool, err e
 	return len(servers) > 0, check(ctx, servers)
 }
 
-// counting returns the servers at a host that count for its health. A server that was never ready
-// does not while another one runs: the server may refuse the capabilities of its clients.
-func (p *Pool) counting(host string) []*server {
+// healthServers returns the servers at a host that count for its health. A server that was never
+// ready does not count while another one runs: it may refuse the capabilities of its clients.
+func (p *Pool) healthServers(host string) []*server {
 	servers := p.serversAt(host)
 	if !slices.ContainsFunc(servers, func(s *server) bool { return s.address.group != nil && s.current() != nil }) {
 		return servers

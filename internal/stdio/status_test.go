@@ -27,7 +27,7 @@ func (p *testPool) states() string {
 }
 
 func TestStatus(t *testing.T) { // A70
-	t.Run("of a child that no client has used", func(t *testing.T) {
+	t.Run("unused", func(t *testing.T) {
 		p := newPool(t, "")
 		text, err := json.Marshal(p.Status("alpha:1"))
 		if err != nil {
@@ -36,7 +36,7 @@ func TestStatus(t *testing.T) { // A70
 		equal(t, "status", string(text), `[{"state":"idle","restarts":0}]`)
 		equal(t, "servers", len(p.servers), 0)
 	})
-	t.Run("of one that runs", func(t *testing.T) {
+	t.Run("running", func(t *testing.T) {
 		p := newPool(t, "")
 		before := time.Now()
 		pid := p.client().pid()
@@ -50,25 +50,25 @@ func TestStatus(t *testing.T) { // A70
 		if want := (Status{PID: pid, State: Running, Era: "legacy", Capabilities: "{}"}); !reflect.DeepEqual(got, want) {
 			t.Errorf("status %+v, want %+v", got, want)
 		}
-		equal(t, "elsewhere", p.Status("beta:1")[0].State, Idle)
+		equal(t, "state at another host", p.Status("beta:1")[0].State, Idle)
 	})
-	t.Run("of one that is being started", func(t *testing.T) {
+	t.Run("starting", func(t *testing.T) {
 		p := newPool(t, "--hang-init")
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { _, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "echo", `{}`)) }()
-		p.eventually("it is being started", func() bool { return p.states() == "starting" })
+		p.eventually("the child is starting", func() bool { return p.states() == "starting" })
 		cancel()
 	})
-	t.Run("of one that has died and waits for its restart", func(t *testing.T) {
+	t.Run("waiting for a restart", func(t *testing.T) {
 		p := newPool(t, "")
 		pid := p.client().pid()
 		p.delay(time.Hour)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		p.until("it is gone", func() bool { return len(p.exited) == 1 })
-		p.eventually("it waits", func() bool { return p.states() == "waiting" })
+		p.until("the child has ended", func() bool { return len(p.exited) == 1 })
+		p.eventually("the restart waits", func() bool { return p.states() == "waiting" })
 		got := p.Status("alpha:1")[0]
 		if got.FailedAt.IsZero() {
-			t.Error("it has not failed at any time")
+			t.Error("FailedAt is not set")
 		}
 		got.FailedAt = time.Time{}
 		want := Status{State: Waiting, LastError: "ended by signal: killed", Era: "legacy", Capabilities: "{}"}
@@ -76,21 +76,21 @@ func TestStatus(t *testing.T) { // A70
 			t.Errorf("status %+v, want %+v", got, want)
 		}
 	})
-	t.Run("of one that has died and is back", func(t *testing.T) {
+	t.Run("restarted", func(t *testing.T) {
 		p := newPool(t, "")
-		p.soon("alpha:1", mcp.Legacy)
+		p.restartSoon("alpha:1", mcp.Legacy)
 		_ = syscall.Kill(p.client().pid(), syscall.SIGKILL)
-		p.until("it is back", func() bool { return p.again == 1 })
+		p.until("the child has restarted", func() bool { return p.restarts == 1 })
 		got := p.Status("alpha:1")[0]
 		equal(t, "state", got.State, Running)
 		equal(t, "restarts", got.Restarts, 1)
 		equal(t, "last error", got.LastError, "ended by signal: killed")
 	})
-	t.Run("of one that cannot be started", func(t *testing.T) {
+	t.Run("not started", func(t *testing.T) {
 		p := newPoolOf(t, []string{"/no/such/" + strings.Repeat("x", 1000)})
 		_, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 		if err == nil {
-			t.Fatal("it has answered")
+			t.Fatal("got a response")
 		}
 		got := p.Status("alpha:1")[0]
 		equal(t, "state", got.State, Stopped)
@@ -99,24 +99,24 @@ func TestStatus(t *testing.T) { // A70
 			t.Errorf("the last error has %d bytes", len(got.LastError))
 		}
 	})
-	t.Run("of one that does not know the modern era", func(t *testing.T) {
+	t.Run("without a modern child", func(t *testing.T) {
 		p := newPool(t, "")
 		_ = p.client().modernCall("pid", `{}`).text()
 		pid := p.client().pid()
 		equal(t, "states", p.states(), "running")
 		equal(t, "pid", p.Status("alpha:1")[0].PID, pid)
 	})
-	t.Run("of the children of both eras and of sessions", func(t *testing.T) {
+	t.Run("children of both eras and of sessions", func(t *testing.T) {
 		p := newPool(t, "--modern", perSession)
 		own := []int{p.client().initialize(`{}`).pid(), p.client().initialize(`{}`).pid()}
 		want := append([]int{p.client().pid(), modernPID(p)}, own...)
 		for i, s := range p.Status("alpha:1") {
 			equal(t, "pid", s.PID, want[i])
-			equal(t, "of a session", s.Session, i >= 2)
+			equal(t, "has a session", s.Session, i >= 2)
 			equal(t, "era", s.Era, []string{"legacy", "modern", "legacy", "legacy"}[i])
 		}
 	})
-	t.Run("of one whose pool was closed", func(t *testing.T) {
+	t.Run("closed pool", func(t *testing.T) {
 		p := newPool(t, "")
 		p.client().pid()
 		p.Close()
@@ -124,7 +124,7 @@ func TestStatus(t *testing.T) { // A70
 	})
 }
 
-// delay sets the pause before the next restart of a child that has answered no client.
+// delay sets the pause before the next restart of a child that has served no call.
 func (p *testPool) delay(d time.Duration) {
 	p.t.Helper()
 	s, err := p.sharedServer("alpha:1", nil, "")
@@ -148,7 +148,7 @@ func (p *testPool) restart() {
 	}
 }
 
-func TestRestartByCommand(t *testing.T) { // A62, A72
+func TestRestartDuringACall(t *testing.T) { // A62, A72
 	p := newPool(t, "")
 	c := p.client().initialize(`{}`)
 	stream := c.listen()
@@ -156,50 +156,50 @@ func TestRestartByCommand(t *testing.T) { // A62, A72
 	const uri = `{"uri":"file://alpha/data.txt"}`
 	c.post(request(`1`, "resources/subscribe", uri)).whole()
 	before := c.pid()
-	p.delay(time.Hour) // which the command does not wait for
+	p.delay(time.Hour) // the command does not wait for it
 	ended := make(chan error)
 	go func() {
 		_, err := p.client().do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 		ended <- err
 	}()
-	p.eventually("the child has the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
+	p.eventually("the child receives the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
 
 	p.restart()
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "is unavailable: the process ended") {
-		t.Errorf("the call that waited got %v", err)
+		t.Errorf("the waiting call got %v", err)
 	}
-	equal(t, "the old one", exists(before), false)
-	equal(t, "its input was closed", p.events("eof"), 1)
-	after := c.pid() // of the same session
+	equal(t, "old process runs", exists(before), false)
+	equal(t, "closed stdin", p.events("eof"), 1)
+	after := c.pid() // in the same session
 	got := p.Status("alpha:1")[0]
 	equal(t, "pid", got.PID, after)
 	equal(t, "restarts", got.Restarts, 1)
 	equal(t, "last error", got.LastError, "")
 	for _, list := range []string{"tools", "prompts", "resources"} {
-		contains(t, "told", stream.next(), "notifications/"+list+"/list_changed")
+		contains(t, "notification", stream.next(), "notifications/"+list+"/list_changed")
 	}
 	equal(t, "subscribed again", strings.Count(p.messages(), `"method":"resources/subscribe"`), 2)
-	p.until("it is reported", func() bool { return p.again == 1 && len(p.exited) == 1 })
+	p.until("the restart is reported", func() bool { return p.restarts == 1 && len(p.exited) == 1 })
 	equal(t, "warnings", p.logs.FilterLevelExact(zap.WarnLevel).Len(), 0)
 }
 
-func TestRestartsByCommand(t *testing.T) { // A62
-	t.Run("a child that no client has used is started", func(t *testing.T) {
+func TestRestart(t *testing.T) { // A62
+	t.Run("an unused child is started", func(t *testing.T) {
 		p := newPool(t, "")
 		p.restart()
 		equal(t, "started", len(p.started), 1)
-		equal(t, "restarts", p.again, 0)
+		equal(t, "restarts", p.restarts, 0)
 	})
-	t.Run("one that waits for its restart waits no more", func(t *testing.T) {
+	t.Run("a waiting child is started", func(t *testing.T) {
 		p := newPool(t, "")
 		pid := p.client().pid()
 		p.delay(time.Hour)
 		_ = syscall.Kill(pid, syscall.SIGKILL)
-		p.eventually("it waits", func() bool { return p.states() == "waiting" })
+		p.eventually("the restart waits", func() bool { return p.states() == "waiting" })
 		p.restart()
 		equal(t, "states", p.states(), "running")
 	})
-	t.Run("one that is being started is not started twice", func(t *testing.T) {
+	t.Run("a starting child is not started twice", func(t *testing.T) {
 		p := newPool(t, "--init-delay 0.05")
 		var restarts sync.WaitGroup
 		for range 5 {
@@ -208,7 +208,7 @@ func TestRestartsByCommand(t *testing.T) { // A62
 		restarts.Wait()
 		equal(t, "started", p.events("start"), 1)
 	})
-	t.Run("calls that come in the meantime wait for the new one", func(t *testing.T) {
+	t.Run("calls during the restart wait for the new child", func(t *testing.T) {
 		p := newPool(t, "--init-delay 0.05")
 		before := p.client().pid()
 		done := make(chan struct{})
@@ -216,20 +216,20 @@ func TestRestartsByCommand(t *testing.T) { // A62
 			defer close(done)
 			p.restart()
 		}()
-		p.eventually("it has begun", func() bool { return p.states() == "starting" })
+		p.eventually("the restart has begun", func() bool { return p.states() == "starting" })
 		if after := p.client().pid(); after == before {
 			t.Error("the same process")
 		}
 		<-done
 	})
-	t.Run("one that cannot be started says why", func(t *testing.T) {
+	t.Run("a failed start returns its cause", func(t *testing.T) {
 		p := newPool(t, "--exit-at-start 3")
 		err := p.Restart(p.client().ctx, "alpha:1")
 		if err == nil || !strings.Contains(err.Error(), "exited with status 3") {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("who has left does not wait", func(t *testing.T) {
+	t.Run("a canceled restart does not wait", func(t *testing.T) {
 		p := newPool(t, "--hang-init")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -237,7 +237,7 @@ func TestRestartsByCommand(t *testing.T) { // A62
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("all children of the host and no other", func(t *testing.T) {
+	t.Run("all children of the host are restarted, but no others", func(t *testing.T) {
 		p := newPool(t, "--modern", perSession)
 		other := p.client()
 		other.host = "beta:1"
@@ -252,14 +252,14 @@ func TestRestartsByCommand(t *testing.T) { // A62
 			before = append(before, pid())
 		}
 		p.restart()
-		p.until("they are back", func() bool { return p.again == 3 })
+		p.until("the children have restarted", func() bool { return p.restarts == 3 })
 		for i, pid := range clients {
 			if same := pid() == before[i]; same != (i == 3) {
-				t.Errorf("client %d has the same child: %t", i, same)
+				t.Errorf("client %d: same child = %t", i, same)
 			}
 		}
 	})
-	t.Run("one that did not know the modern era is asked again", func(t *testing.T) {
+	t.Run("a server of the legacy era is probed again", func(t *testing.T) {
 		p := newPool(t, "")
 		p.client().modernCall("pid", `{}`).whole()
 		modern, _ := p.server(address{host: "alpha:1", era: mcp.Modern})
@@ -269,9 +269,9 @@ func TestRestartsByCommand(t *testing.T) { // A62
 		p.restart()
 		modern.mu.Lock()
 		defer modern.mu.Unlock()
-		equal(t, "what is known", modern.err, nil)
+		equal(t, "known error", modern.err, nil)
 	})
-	t.Run("a pool that was closed starts nothing", func(t *testing.T) {
+	t.Run("a closed pool starts nothing", func(t *testing.T) {
 		p := newPool(t, "")
 		p.client().pid()
 		p.Close()
@@ -281,9 +281,9 @@ func TestRestartsByCommand(t *testing.T) { // A62
 	})
 }
 
-// TestRestartsByCommandUnderLoad restarts the child again and again while clients call
-// it and the pool is closed in the end. Every call must end.
-func TestRestartsByCommandUnderLoad(t *testing.T) {
+// The child is restarted repeatedly while clients call it, and the pool is closed at the end. Every
+// call must end.
+func TestRestartUnderLoad(t *testing.T) {
 	p := newPool(t, "")
 	done := make(chan struct{})
 	var clients sync.WaitGroup
@@ -298,7 +298,7 @@ func TestRestartsByCommandUnderLoad(t *testing.T) {
 				}
 				_, err := c.do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 				if errors.Is(err, context.DeadlineExceeded) {
-					t.Error("a call that does not end")
+					t.Error("the call did not end")
 					return
 				}
 			}
@@ -314,8 +314,8 @@ func TestRestartsByCommandUnderLoad(t *testing.T) {
 	equal(t, "zombies", len(zombies()), 0)
 }
 
-func TestAlive(t *testing.T) { // A36
-	t.Run("no child is started for the check", func(t *testing.T) {
+func TestCheckStarted(t *testing.T) { // A36
+	t.Run("CheckStarted does not start a child", func(t *testing.T) {
 		p := newPool(t, "", perSession)
 		asked, err := p.CheckStarted(t.Context(), "alpha:1")
 		if asked || err != nil {
@@ -326,25 +326,25 @@ func TestAlive(t *testing.T) { // A36
 		if !asked || err != nil {
 			t.Errorf("got %t, %v", asked, err)
 		}
-		equal(t, "started", p.events("start"), 1) // by its session
+		equal(t, "started", p.events("start"), 1) // for its session
 		equal(t, "pings", len(p.received("ping")), 1)
 	})
-	t.Run("one that does not answer is started again", func(t *testing.T) {
+	t.Run("a child that does not respond is restarted", func(t *testing.T) {
 		p := newPool(t, "--hang-ping")
-		p.soon("alpha:1", mcp.Legacy)
+		p.restartSoon("alpha:1", mcp.Legacy)
 		p.client().pid()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
 		if asked, err := p.CheckStarted(ctx, "alpha:1"); !asked || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %t, %v", asked, err)
 		}
-		p.until("it is back", func() bool { return p.again == 1 })
+		p.until("the child has restarted", func() bool { return p.restarts == 1 })
 	})
-	t.Run("one that could not be started is tried again", func(t *testing.T) {
+	t.Run("a failed start is repeated", func(t *testing.T) {
 		p := newPool(t, "--exit-at-start 3")
-		p.soon("alpha:1", mcp.Legacy)
+		p.restartSoon("alpha:1", mcp.Legacy)
 		if _, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`)); err == nil {
-			t.Fatal("it has answered")
+			t.Fatal("got a response")
 		}
 		if asked, err := p.CheckStarted(p.client().ctx, "alpha:1"); !asked || err == nil {
 			t.Errorf("got %t, %v", asked, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A childError is why a child could not be started, or has ended. It is for operators, because
+// A childError says why a child could not be started, or has ended. It is for operators, because
 // stderr may contain secrets. Clients get only its cause.
 type childError struct {
 	err    error
@@ -52,7 +52,7 @@ func (c *child) explain(err error, cause jsonrpc.Cause) error {
 	return &childError{err, cause, c.stderrTail.all()}
 }
 
-// exitDuring returns how a child has ended during a request of the handshake.
+// exitDuring returns the error for a child that has ended during a request of the handshake.
 func (c *child) exitDuring(method string) error { return fmt.Errorf("%w during %s", c.cause(), method) }
 
 // Limits of the lines kept from the end of stderr: lines, bytes, and bytes of each line.
@@ -97,7 +97,7 @@ func (t *tail) all() []string {
 }
 
 var (
-	// prefixes match what programs prepend to all their error lines.
+	// prefixes match text that programs prepend to all their error lines.
 	prefixes = regexp.MustCompile(`^npm (error|ERR!)( \d+)?`)
 	// causes match words of lines that name a cause.
 	causes = regexp.MustCompile(`(?i)error|exception|fatal|panic|required|missing|not found|no such|is not|could not|` +

@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-func TestTellingLines(t *testing.T) {
+func TestCauseLine(t *testing.T) {
 	tests := []struct {
 		name   string
 		stderr string
@@ -63,7 +63,7 @@ KeyError: 'API_KEY'
 `, "KeyError: 'API_KEY'"},
 		{"lines without a cause", "hello\nbye\n", "bye"},
 		{"control characters", "\x1b[31mError:\x1b[0m no\x07\x1b]0;title\n", `Error: no\a\x1b]0;title`},
-		{"nothing", "", ""},
+		{"no output", "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -91,12 +91,12 @@ func TestTailIsBounded(t *testing.T) {
 	}
 }
 
-// Operators learn what a child wrote to stderr before it ended, clients do not.
+// Operators see what a child wrote to stderr before it ended. Clients do not.
 func TestStderrOfAChildThatEnds(t *testing.T) {
 	p := newPoolOf(t, []string{"sh", "-c", "echo one >&2; echo Error: no key sk-secret >&2; exit 3"})
 	_, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 	if err == nil {
-		t.Fatal("it has answered")
+		t.Fatal("got a response")
 	}
 	const reason = "exited with status 3 during initialize: Error: no key sk-secret"
 	contains(t, "error", err.Error(), reason)
@@ -104,22 +104,23 @@ func TestStderrOfAChildThatEnds(t *testing.T) {
 	equal(t, "last error", got.LastError, reason)
 	equal(t, "stderr", strings.Join(got.Stderr, "|"), "one|Error: no key sk-secret")
 	if err := p.Restart(t.Context(), "alpha:1"); err == nil || !strings.Contains(err.Error(), reason) {
-		t.Errorf("a restart says %v", err)
+		t.Errorf("Restart: %v", err)
 	}
 }
 
-// A child that dies in a call says why. The client learns that it has died.
+// The error of a call during which the child ended has the cause from stderr. The message for the
+// client does not.
 func TestStderrOfAChildThatDies(t *testing.T) {
 	script := `read hello; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
 		`read initialized; read call; echo 'panic: out of sk-secret' >&2; exit 7`
 	p := newPoolOf(t, []string{"sh", "-c", script})
 	_, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 	if err == nil {
-		t.Fatal("it has answered")
+		t.Fatal("got a response")
 	}
 	contains(t, "error", err.Error(), "exited with status 7: panic: out of sk-secret")
 	contains(t, "error", err.Error(), jsonrpc.ConnectError("alpha", jsonrpc.CauseEnded).Message)
-	p.until("it is gone", func() bool { return len(p.exited) == 1 })
-	p.eventually("its end is noted", func() bool { return p.Status("alpha:1")[0].LastError != "" })
+	p.until("the child has ended", func() bool { return len(p.exited) == 1 })
+	p.eventually("the error is recorded", func() bool { return p.Status("alpha:1")[0].LastError != "" })
 	equal(t, "stderr", strings.Join(p.Status("alpha:1")[0].Stderr, "|"), "panic: out of sk-secret")
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-func TestAPoliteChildIsAskedPolitely(t *testing.T) { // A39
+func TestChildEndsWithItsStdin(t *testing.T) { // A39
 	p := newPool(t, "")
 	pid := p.client().pid()
 	p.Close()
@@ -32,7 +32,7 @@ func TestAPoliteChildIsAskedPolitely(t *testing.T) { // A39
 	equal(t, "TERM", p.events("term"), 0)
 }
 
-func TestAChildThatHearsOnlyTerm(t *testing.T) {
+func TestChildEndsWithTERM(t *testing.T) {
 	p := newPoolOf(t, []string{"sh", "-c", `trap 'echo heard >>"$DS_LOG.term"; exit 0' TERM; read -r l; ` +
 		`printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; ` +
 		`while :; do sleep 0.01; done`})
@@ -43,7 +43,7 @@ func TestAChildThatHearsOnlyTerm(t *testing.T) {
 	}
 	s.current().after = func(d time.Duration) <-chan time.Time {
 		if d == termGrace {
-			return nil // it may take its time
+			return nil // the child has unlimited time
 		}
 		equal(t, "grace", d, p.config.StopGrace)
 		over := make(chan time.Time)
@@ -57,15 +57,15 @@ func TestAChildThatHearsOnlyTerm(t *testing.T) {
 	}
 }
 
-// patient makes the stop of a child that ignores everything go on when the journal
-// shows that the child has seen the end of stdin, and then TERM. It returns the
-// durations that stop asks for.
-func (p *testPool) patient(c *child) *[]time.Duration {
+// recordStopWaits makes the stop of a child that ignores everything continue when the journal shows
+// that the child has seen the end of stdin, and then TERM. It returns the durations that stop would
+// wait.
+func (p *testPool) recordStopWaits(c *child) *[]time.Duration {
 	waits := new([]time.Duration)
 	c.after = func(d time.Duration) <-chan time.Time {
 		event := []string{"eof", "term"}[len(*waits)]
 		*waits = append(*waits, d)
-		p.eventually("it logs "+event, func() bool { return p.events(event) == 1 })
+		p.eventually("the child logs "+event, func() bool { return p.events(event) == 1 })
 		over := make(chan time.Time)
 		close(over)
 		return over
@@ -73,8 +73,8 @@ func (p *testPool) patient(c *child) *[]time.Duration {
 	return waits
 }
 
-// TestStubbornChildrenAndGrandchildren stops 50 servers that ignore everything and
-// have children that do, too. None may be left.
+// 50 servers that ignore signals, with children that do the same, are stopped. No process may
+// remain.
 func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 	var stops sync.WaitGroup
 	for n := range 50 {
@@ -85,7 +85,7 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 			if n%2 == 0 {
 				perSession(&p.config)
 				c.initialize(`{}`)
-				s = c.known(p).server
+				s = c.poolSession(p).server
 			}
 			pids := []int{c.pid()}
 			for _, stubborn := range []string{"true", "false"} {
@@ -95,7 +95,7 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 				}
 				pids = append(pids, pid)
 			}
-			waits := p.patient(s.current())
+			waits := p.recordStopWaits(s.current())
 			p.within("Close", p.Close)
 			equal(t, "waits", fmt.Sprint(*waits), fmt.Sprint([]time.Duration{p.config.StopGrace, termGrace}))
 			for _, pid := range pids {
@@ -111,9 +111,8 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 	}
 }
 
-// TestGrandchildrenOfADeadChild: what a child has started does not outlive it, and
-// does not keep its end from being seen.
-func TestGrandchildrenOfADeadChild(t *testing.T) {
+// Processes that a child has started do not outlive it. They do not delay the detection of its end.
+func TestGrandchildrenEndWithTheChild(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client()
 	pid, err := strconv.Atoi(c.call("spawn", `{"stubborn":true}`))
@@ -125,9 +124,9 @@ func TestGrandchildrenOfADeadChild(t *testing.T) {
 			"exited with status 3") {
 		t.Errorf("got %v", err)
 	}
-	p.eventually("it ends", func() bool { return !exists(pid) })
+	p.eventually("the grandchild ends", func() bool { return !exists(pid) })
 
-	t.Run("which keep its stdout open", func(t *testing.T) {
+	t.Run("with its stdout open", func(t *testing.T) {
 		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read ` +
 			`-r l; read -r l; ` +
 			`sleep 300 & printf '{"id":2,"result":%s}\n' $!; exit 3`
@@ -137,8 +136,8 @@ func TestGrandchildrenOfADeadChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(answer)
 		}
-		p.eventually("it ends", func() bool { return !exists(pid) })
-		p.until("so does the child", func() bool { return len(p.exited) == 1 })
+		p.eventually("the grandchild ends", func() bool { return !exists(pid) })
+		p.until("the child ends", func() bool { return len(p.exited) == 1 })
 	})
 }
 
@@ -154,7 +153,7 @@ func TestTheEnvironment(t *testing.T) { // A40
 		t.Fatal(err)
 	}
 	want := map[string]string{"PATH": os.Getenv("PATH"), "HOME": "/home", "API_KEY": "$(id) ; x y"}
-	delete(env, "PWD") // of which exec says where the directory is
+	delete(env, "PWD") // set by exec
 	equal(t, "environment", fmt.Sprint(env), fmt.Sprint(want))
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -191,13 +190,12 @@ func TestStderrIsLogged(t *testing.T) { // A35
 		}
 		return lines
 	}
-	p.until("all is logged", func() bool { l := lines(); return len(l) > 0 && l[len(l)-1] == "the last" })
+	p.until("all lines are logged", func() bool { l := lines(); return len(l) > 0 && l[len(l)-1] == "the last" })
 	want := []string{"something to say", "something to say", "something to say", long[:8<<10], long[:8<<10], "the last"}
 	equal(t, "lines", strings.Join(lines(), "\n"), strings.Join(want, "\n"))
 }
 
-// TestStderrIsBounded: a flood costs the log a bounded part of it, and what was left out
-// is counted.
+// A flood on stderr adds a limited number of lines to the log. The others are counted.
 func TestStderrIsBounded(t *testing.T) {
 	p := newPool(t, "")
 	const lines = 200_000
@@ -210,11 +208,11 @@ func TestStderrIsBounded(t *testing.T) {
 		}
 		return 0
 	}
-	p.until("the rest is counted", func() bool { return left() > 0 })
+	p.until("lines not logged are counted", func() bool { return left() > 0 })
 	logged := p.logs.FilterMessage("stderr").Len()
 	equal(t, "logged", logged, throttleLines)
-	equal(t, "all", left()+int64(logged), lines)
-	equal(t, "said at once", p.logs.FilterMessage("too much output on stderr, some lines are not logged").Len(), 1)
+	equal(t, "logged and counted", left()+int64(logged), lines)
+	equal(t, "warnings", p.logs.FilterMessage("too much output on stderr, some lines are not logged").Len(), 1)
 }
 
 func TestThrottle(t *testing.T) {
@@ -222,37 +220,37 @@ func TestThrottle(t *testing.T) {
 	now := time.Now()
 	n := 0
 	for pass := true; pass; n++ {
-		pass, _ = passed.line(8<<10, now)
+		pass, _ = passed.allow(8<<10, now)
 	}
 	equal(t, "long lines", n, throttleBytes/(8<<10)+1)
-	pass, left := passed.line(1, now.Add(throttleTime-1))
-	equal(t, "a short one after them", pass, false)
-	equal(t, "too early to tell", left, 0)
-	pass, left = passed.line(1, now.Add(throttleTime))
+	pass, left := passed.allow(1, now.Add(throttleTime-1))
+	equal(t, "short line after them", pass, false)
+	equal(t, "reported too early", left, 0)
+	pass, left = passed.allow(1, now.Add(throttleTime))
 	equal(t, "later", pass, true)
-	equal(t, "left out", left, 2)
+	equal(t, "not logged", left, 2)
 }
 
-// TestASilentChildIsAsked: without health checks, calls that time out tell that it does
-// not answer.
-func TestASilentChildIsAsked(t *testing.T) {
-	timeout := os.ErrDeadlineExceeded // is a net.Error, as the gateway's own
+// Calls that time out show that a child does not respond, even without health checks. The gateway
+// then pings it.
+func TestSilentChildIsPinged(t *testing.T) {
+	timeout := os.ErrDeadlineExceeded // a net.Error, like the timeout of the gateway
 	for name, test := range map[string]struct {
 		flags    string
-		cause    error // why calls are given up
-		together bool  // they wait at the same time
-		state    State // after that, if it answers nothing
-		back     bool  // it is started again
+		cause    error // why calls end
+		together bool  // calls wait at the same time
+		state    State // of a child that answers nothing
+		back     bool  // the child is restarted
 	}{
-		"it answers a ping":            {"", timeout, false, Running, false},
-		"it answers nothing":           {"--hang-ping", timeout, false, Silent, true},
-		"clients leave":                {"--hang-ping", context.Canceled, false, Running, false},
-		"calls wait at the same time":  {"--hang-ping", timeout, true, Running, false},
-		"clients leave, all at a time": {"--hang-ping", context.Canceled, true, Running, false},
+		"the child answers a ping":    {"", timeout, false, Running, false},
+		"the child answers nothing":   {"--hang-ping", timeout, false, Silent, true},
+		"clients leave":               {"--hang-ping", context.Canceled, false, Running, false},
+		"calls wait at the same time": {"--hang-ping", timeout, true, Running, false},
+		"clients leave at once":       {"--hang-ping", context.Canceled, true, Running, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, test.flags)
-			p.soon("alpha:1", mcp.Legacy)
+			p.restartSoon("alpha:1", mcp.Legacy)
 			pid := p.client().pid()
 			p.aliveTime = time.Hour
 			if test.back {
@@ -267,7 +265,7 @@ func TestASilentChildIsAsked(t *testing.T) {
 					defer close(left)
 					_, _ = p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 				}()
-				p.eventually("it is called", func() bool { return len(p.received("tools/call")) > calls })
+				p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) > calls })
 				equal(t, "state before", p.Status("alpha:1")[0].State, Running)
 				giveUp = append(giveUp, func() {
 					leave(test.cause)
@@ -284,30 +282,30 @@ func TestASilentChildIsAsked(t *testing.T) {
 			}
 			switch {
 			case test.back:
-				p.until("it is started again", func() bool { return p.again == 1 })
-				equal(t, "its input was closed", p.events("eof"), 1)
+				p.until("the child has restarted", func() bool { return p.restarts == 1 })
+				equal(t, "closed stdin", p.events("eof"), 1)
 			case test.flags == "":
-				p.eventually("it answers a ping", func() bool {
+				p.eventually("the child answers a ping", func() bool {
 					return len(p.received("ping")) > 0 && p.Status("alpha:1")[0].State == test.state
 				})
 			default:
 				equal(t, "state", p.Status("alpha:1")[0].State, test.state)
 			}
-			equal(t, "the same", p.client().pid() == pid, !test.back)
-			if test.flags != "" { // else it has spoken after each of the calls, most likely
-				equal(t, "it is asked", p.asksWhetherAlive(), test.cause == timeout && !test.together)
+			equal(t, "same process", p.client().pid() == pid, !test.back)
+			if test.flags != "" { // otherwise the child has probably written after each call
+				equal(t, "pinged", p.checkLogged(), test.cause == timeout && !test.together)
 			}
 		})
 	}
 }
 
-// asksWhetherAlive reports whether a child seems silent and is asked whether it is alive.
-func (p *testPool) asksWhetherAlive() bool {
+// checkLogged reports whether the pool has logged that it checks a silent child.
+func (p *testPool) checkLogged() bool {
 	return p.logs.FilterMessage("calls timed out, checking whether the server is alive").Len() > 0
 }
 
-// TestASilentChildThatSpeaksIsSpared: it was at work, be it on a call that was given up.
-func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
+// A silent child that writes again is not restarted: it was busy, possibly with an abandoned call.
+func TestSilentChildThatWritesAgain(t *testing.T) {
 	p := newPool(t, "--hang-ping")
 	pid := p.client().pid()
 	s, _ := p.sharedServer("alpha:1", nil, "")
@@ -320,8 +318,8 @@ func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
 		c.giveUp(call, os.ErrDeadlineExceeded)
 	}
 	equal(t, "state", s.status().State, Silent)
-	p.until("it is asked", p.asksWhetherAlive)
-	equal(t, "the same", p.client().pid(), pid)
+	p.until("the child is pinged", p.checkLogged)
+	equal(t, "same process", p.client().pid(), pid)
 	equal(t, "state", s.status().State, Running)
 }
 
@@ -338,7 +336,7 @@ func TestNoiseIsCountedAndSeldomLogged(t *testing.T) { // A35
 
 func TestLongMessages(t *testing.T) { // A41
 	for _, flags := range []string{"", "--framing content-length", "--result-first"} {
-		t.Run("nine MiB "+flags, func(t *testing.T) {
+		t.Run("9 MiB "+flags, func(t *testing.T) {
 			p := newPool(t, flags)
 			equal(t, "length", len(p.client().call("big", `{"n":9437184}`)), 9<<20)
 			if flags != "" {
@@ -346,10 +344,10 @@ func TestLongMessages(t *testing.T) { // A41
 			}
 			long := `{"name":"echo","arguments":{"x":"` + strings.Repeat("x", 9<<20) + `"}}`
 			if p.client().post(request(`1`, "tools/call", long)).text() != long {
-				t.Error("not what was sent")
+				t.Error("the echoed text differs")
 			}
 		})
-		t.Run("too many bytes "+flags, func(t *testing.T) {
+		t.Run("too long "+flags, func(t *testing.T) {
 			p := newPool(t, flags, func(c *Config) { c.MaxMessage = 100_000 })
 			var calls sync.WaitGroup
 			for range 5 {
@@ -376,7 +374,7 @@ func TestLongMessages(t *testing.T) { // A41
 			equal(t, "children", len(p.started), 1)
 		})
 	}
-	t.Run("a question of too many bytes is refused", func(t *testing.T) {
+	t.Run("a server request that is too long is refused", func(t *testing.T) {
 		p := newPuppets(t, func(c *Config) { c.MaxMessage = 1000 })
 		c := p.client().initialize(`{"sampling":{}}`)
 		contains(t, "answer", c.post(say(`1`, `{"id":$ID,"result":1}`+"\n")).whole(), `"result":1`)
@@ -401,7 +399,7 @@ func TestDrain(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client().initialize(`{}`)
 	stream := c.listen()
-	// not read to its end yet
+	// The test reads this response later.
 	r := c.post(
 		request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":1}}`),
 	)
@@ -411,39 +409,39 @@ func TestDrain(t *testing.T) {
 		res, _ := p.client().with(ctx).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 		hanging <- res
 	}()
-	p.eventually("the child has the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
+	p.eventually("the child receives the call", func() bool { return strings.Contains(p.messages(), `"hang"`) })
 
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		p.Drain(t.Context(), time.Millisecond)
 	}()
-	equal(t, "the stream of the session", stream.next(), "")
+	equal(t, "end of the session's stream", stream.next(), "")
 	contains(t, "progress", r.next(), "notifications/progress")
 	equal(t, "a late call", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
-	again := c.listen() // Drain does not wait for this stream
-	contains(t, "the call in flight", r.next(), "done")
+	again := c.listen() // Drain does not wait for it
+	contains(t, "call in flight", r.next(), "done")
 	r.Body.Close()
 	select {
 	case <-drained:
-		t.Error("a call is in flight")
+		t.Error("Drain returned during a call")
 	default:
 	}
 	leave()
 	<-hanging
 	<-drained
-	equal(t, "the late stream", again.next(), "")
+	equal(t, "end of the late stream", again.next(), "")
 	again.Body.Close()
-	equal(t, "polite", p.events("term"), 0)
+	equal(t, "TERM signals", p.events("term"), 0)
 	if _, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`)); err == nil {
-		t.Error("served after the end")
+		t.Error("call after Drain succeeded")
 	}
 	if err := p.Check(t.Context(), "alpha:1"); err == nil {
-		t.Error("healthy after the end")
+		t.Error("healthy after Drain")
 	}
 }
 
-func TestDrainDoesNotWaitForEver(t *testing.T) {
+func TestDrainIsLimited(t *testing.T) {
 	p := newPool(t, "")
 	ended := make(chan error)
 	go func() {
@@ -455,14 +453,13 @@ func TestDrainDoesNotWaitForEver(t *testing.T) {
 	cancel()
 	p.within("Drain", func() { p.Drain(ctx, time.Hour) })
 	if err := <-ended; err == nil {
-		t.Error("the call has an answer")
+		t.Error("the call got a response")
 	}
 }
 
-// TestCloseAtEachMoment closes pools while everything else is under way: starts,
-// calls, the beginning and the end of sessions. How many requests the users have made
-// by then differs.
-func TestCloseAtEachMoment(t *testing.T) {
+// Pools are closed during starts, calls, and the begin and end of sessions, after different numbers
+// of requests.
+func TestCloseAtAnyMoment(t *testing.T) {
 	var pools sync.WaitGroup
 	for n := range 24 {
 		flags := []string{"", "--hang-init", "--exit-at-start 1", "--init-delay 0.01"}[n%4]
@@ -526,9 +523,9 @@ func TestTwoHundredPools(t *testing.T) {
 	}
 }
 
-// TestHostsThatAreNotUsedAnyMore: their children end when they have answered, and no
-// others are started there.
-func TestHostsThatAreNotUsedAnyMore(t *testing.T) {
+// Children of hosts that are no longer used end after their last response, and no new ones are
+// started.
+func TestUnusedHostsAreReleased(t *testing.T) {
 	for _, change := range []func(*Config){func(*Config) {}, perSession} {
 		p := newPool(t, "", change)
 		p.Use("alpha:1", "alpha:2", "alpha:3", "beta:1")
@@ -540,37 +537,37 @@ func TestHostsThatAreNotUsedAnyMore(t *testing.T) {
 		kept, removed, renamed := at("alpha:1"), at("alpha:2"), at("beta:1")
 		pids := []int{kept.pid(), removed.pid(), renamed.pid()}
 
-		p.Use("alpha:1", "gamma:1") // as the next configuration does
+		p.Use("alpha:1", "gamma:1") // like the next configuration
 		waiting := make(chan string)
 		go func() { waiting <- removed.call("slow", `{"ms":300}`) }()
-		p.eventually("it is called", func() bool { return len(p.received("tools/call")) == 4 })
+		p.eventually("the child receives the call", func() bool { return len(p.received("tools/call")) == 4 })
 		p.within("Release", func() { p.Release(t.Context(), 0, "alpha:1", "alpha:2", "alpha:3", "beta:1") })
 
-		equal(t, "the call in flight", <-waiting, "slept")
-		equal(t, "the one that is kept", kept.pid(), pids[0])
+		equal(t, "call in flight", <-waiting, "slept")
+		equal(t, "child of a host in use", kept.pid(), pids[0])
 		for _, pid := range pids[1:] {
-			equal(t, "one that is not", exists(pid), false)
+			equal(t, "child of an unused host runs", exists(pid), false)
 		}
-		equal(t, "the session of one that is gone", renamed.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
+		equal(t, "session at an unused host", renamed.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
 		if _, err := renamed.do(http.MethodPost,
 			request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`)); !errors.Is(
 			err,
 			errStopped,
 		) {
-			t.Errorf("one that comes too late gets %v", err)
+			t.Errorf("late initialize: %v", err)
 		}
 		p.Use("beta:1")
 		renamed.session = ""
-		equal(t, "one that is back", renamed.initialize(`{}`).pid() != pids[2], true)
+		equal(t, "new child after the host is used again", renamed.initialize(`{}`).pid() != pids[2], true)
 		p.Use()
 		at("delta:1").pid()
 		p.within("Release", func() { p.Release(t.Context(), 0) })
-		p.until("two children are left", func() bool { return len(p.started)-len(p.exited) == 2 })
+		p.until("two children remain", func() bool { return len(p.started)-len(p.exited) == 2 })
 	}
 }
 
-// TestChildrenGetNoFiles: a file that Go has not opened is not for children, either.
-func TestChildrenGetNoFiles(t *testing.T) {
+// Children do not inherit files that were not opened by Go either.
+func TestChildrenInheritNoFiles(t *testing.T) {
 	fd, err := syscall.Dup(0)
 	if err != nil {
 		t.Fatal(err)
@@ -583,21 +580,20 @@ func TestChildrenGetNoFiles(t *testing.T) {
 	}
 	said, _ := io.ReadAll(p.stdout)
 	<-p.exited
-	equal(t, "the file", strings.TrimSpace(string(said)), "kept")
+	equal(t, "file", strings.TrimSpace(string(said)), "kept")
 	p.stdout.Close()
 	p.stderr.Close()
 }
 
-// TestProcessesThatLeaveTheGroup: what a child has started in a session of its own ends
-// with it, where that can be found.
+// Processes of a child that started sessions of their own end with the child, if they can be found.
 func TestProcessesThatLeaveTheGroup(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("not here")
+		t.Skip("processes are found on Linux only")
 	}
 	const begin = `echo $$ >"$0"; exec sleep 300`
 	for name, start := range map[string]string{
-		"with its streams, and without its parent": `( setsid sh -c '` + begin + `' "$1" & )`,
-		"without its streams, and with its parent": `setsid sh -c '` + begin + `' "$1" </dev/null >/dev/null 2>&1 &`,
+		"with inherited streams and no parent":     `( setsid sh -c '` + begin + `' "$1" & )`,
+		"with its parent and no inherited streams": `setsid sh -c '` + begin + `' "$1" </dev/null >/dev/null 2>&1 &`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "pid")
@@ -606,7 +602,7 @@ func TestProcessesThatLeaveTheGroup(t *testing.T) {
 				t.Fatal(err)
 			}
 			pid := 0
-			await.Until(t, "its number", func() bool {
+			await.Until(t, "the pid", func() bool {
 				text, _ := os.ReadFile(file)
 				pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 				return pid > 0
@@ -614,7 +610,7 @@ func TestProcessesThatLeaveTheGroup(t *testing.T) {
 			p.stop(await.Patience)
 			p.stdout.Close()
 			p.stderr.Close()
-			await.Until(t, "its end", func() bool { return !exists(pid) })
+			await.Until(t, "the process ends", func() bool { return !exists(pid) })
 		})
 	}
 }

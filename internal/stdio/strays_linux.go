@@ -30,7 +30,8 @@ func (p *process) findPipes() {
 	}
 }
 
-// markStrays notes the descendants of the child while it lives; afterwards their parents are unknown.
+// markStrays notes the descendants of the child while it lives; afterwards their parents are
+// unknown.
 func (p *process) markStrays() {
 	parents := map[int]int{}
 	for _, pid := range processes() {

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// unread returns how many responses hold long answers that were not read.
+// unread returns the number of responses that hold long messages that were not read.
 func unread() int64 {
 	for _, kind := range quota.Kinds() {
 		if kind.Name == "unread_answers" {
@@ -22,10 +22,10 @@ func unread() int64 {
 	return -1
 }
 
-// A client that does not read its answers gets no more of them than others leave it, and does not
-// keep the child from answering.
+// The memory of responses that a client does not read is limited, and leaves room for other
+// clients. A client that does not read does not block the child.
 func TestUnreadAnswersAreLimited(t *testing.T) {
-	const size, fit = 10 << 20, 3 // in half of the 64 MiB of TestMain
+	const size, fit = 10 << 20, 3 // fit in half of the 64 MiB that TestMain sets
 	progress := `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}` + "\n"
 	for name, raw := range map[string]string{"JSON": "", "events": progress} {
 		t.Run(name, func(t *testing.T) {
@@ -45,7 +45,7 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 					t.Fatal(err)
 				}
 				open = append(open, res.Body)
-				p.eventually("the answer is there", func() bool { return unread() == before+1 })
+				p.eventually("the response is complete", func() bool { return unread() == before+1 })
 			}
 			for range fit {
 				hold("alice", size)
@@ -54,16 +54,16 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 			if raw == "" {
 				if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Status != http.StatusServiceUnavailable ||
 					failure.RetryAfter == 0 {
-					t.Errorf("one more: %v", err)
+					t.Errorf("one response too many: %v", err)
 				}
 			} else {
-				contains(t, "one more", newReply(t, res).last(), `"code":"busy"`)
+				contains(t, "one response too many", newReply(t, res).last(), `"code":"busy"`)
 			}
 			res, err = answer("alice", 1000)
 			if err != nil {
 				t.Fatal(err)
 			}
-			contains(t, "a small one", newReply(t, res).last(), `"result":"xxx`)
+			contains(t, "small response", newReply(t, res).last(), `"result":"xxx`)
 			hold("bob", size)
 			equal(t, "unread", unread(), fit+1)
 			open[0].Close()
@@ -73,13 +73,13 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 			for _, body := range open {
 				body.Close()
 			}
-			equal(t, "unread in the end", unread(), 0)
+			equal(t, "unread after all were closed", unread(), 0)
 		})
 	}
 }
 
-// Answers that were read, or will never be, are not counted.
-func TestAnswersAreCountedUntilTheyAreRead(t *testing.T) {
+// Responses count until they are read or their session ends.
+func TestResponsesCountUntilRead(t *testing.T) {
 	p := newPuppets(t)
 	long := `{"code":200000}`
 	for range 3 {
@@ -92,12 +92,12 @@ func TestAnswersAreCountedUntilTheyAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.eventually("the answer is there", func() bool { return unread() == 1 })
+	p.eventually("the response is complete", func() bool { return unread() == 1 })
 	leave()
 	res.Body.Close()
 	equal(t, "kept while the client is away", unread(), 1)
 	if _, err := c.do(http.MethodDelete, ""); err != nil {
 		t.Fatal(err)
 	}
-	equal(t, "after the session", unread(), 0)
+	equal(t, "unread after the session", unread(), 0)
 }

@@ -2,9 +2,9 @@ package stdio
 
 import "slices"
 
-// A Watcher is called when a child has sent a notification that a list has changed, with the sessions
-// that have no open stream to receive it. It must not block.
-type Watcher func(notice string, unread []string)
+// A Watcher is called when a child has sent a notification that a list has changed, with the
+// sessions that have no open stream to receive it. It must not block.
+type Watcher func(method string, sessions []string)
 
 // Watch registers a Watcher for the children at a host, until release is called.
 func (p *Pool) Watch(host string, watcher Watcher) (release func()) {

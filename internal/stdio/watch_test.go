@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A Watcher gets the sessions that have no open stream to receive a list change.
+// A Watcher receives the sessions without an open stream for a list change.
 func TestWatch(t *testing.T) {
 	for name, change := range map[string]func(*Config){"shared child": func(*Config) {},
 		"child of a session": perSession} {
@@ -40,14 +40,14 @@ func TestWatch(t *testing.T) {
 			a.call("add-tool", `{"name":"t"}`)
 			p.note(func() {
 				if len(told) != 2 {
-					t.Errorf("told %d times", len(told))
+					t.Errorf("notified %d times, want 2", len(told))
 				}
 			})
 		})
 	}
 }
 
-// others returns the session, unless it is nil, and another one if they share a child.
+// others returns session, unless it is empty, and other if they share a child.
 func others(shared bool, session, other string) (all []string) {
 	if session != "" {
 		all = append(all, session)

@@ -56,12 +56,13 @@ const (
 
 const (
 	topic        = "originals"
-	attempts     = 3 // requests, within the timeout of an operation
+	attempts     = 3 // number of requests, within the timeout of an operation
 	maxWorkers   = 4
 	maxQueue     = 1000
 	writeTimeout = 5 * time.Second // after the outcome "coming"
 
-	// Lookups at other replicas that find nothing, for each owner: per second and at once.
+	// Limits of lookups at other replicas that find nothing, for each owner: per second and at
+	// once.
 	lookupRate, lookupBurst = 10, 50
 
 	maxLimiters = 10_000 // owners whose lookups are limited
@@ -133,8 +134,8 @@ func (s *Store) isDropped(k key, e *entry) bool {
 	return current != e && !s.closed
 }
 
-// local returns the entry on this replica, or nil.
-func (s *Store) local(k key) *entry {
+// localEntry returns the entry on this replica, or nil.
+func (s *Store) localEntry(k key) *entry {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, _ := s.entries.Get(k)
@@ -145,7 +146,7 @@ func (s *Store) local(k key) *entry {
 var errTooManyLookups = fmt.Errorf("%w: too many lookups at other replicas", replicas.ErrUnavailable)
 
 // Fetch copies the original that another replica has under a handle for one of the owners, so
-// that Get finds it. It reports whether there is one. With an error that is unknown.
+// that Get finds it. It reports whether there is one. An error means that this is unknown.
 func (s *Store) Fetch(ctx context.Context, handle string, owners ...string) (found bool, err error) {
 	prefix := max(len(handle)-HandleLen, 0)
 	if _, ok := CutHandle([]byte(handle), handle[:prefix]); s.sharing == nil || !ok {
@@ -159,7 +160,7 @@ func (s *Store) Fetch(ctx context.Context, handle string, owners ...string) (fou
 	if !lookups.Allow() {
 		return false, errTooManyLookups
 	}
-	if there, err := s.sharing.requestOriginal(ctx, handle, owners); !there {
+	if available, err := s.sharing.requestOriginal(ctx, handle, owners); !available {
 		return false, err
 	}
 	lookups.AllowN(time.Now(), -1) // successful lookups do not count
@@ -194,7 +195,7 @@ func (s *Store) load(ctx context.Context, handle string, owners []string) (found
 }
 
 // requestOriginal asks other replicas for an original, and reports whether one has written it.
-func (c *sharing) requestOriginal(ctx context.Context, handle string, owners []string) (there bool, err error) {
+func (c *sharing) requestOriginal(ctx context.Context, handle string, owners []string) (available bool, err error) {
 	m := message{ID: rand.Text(), Handle: handle}
 	for _, owner := range owners {
 		m.Owners = append(m.Owners, []byte(owner))
@@ -279,7 +280,7 @@ func (s *Store) onMessage(text []byte) {
 func (s *Store) findRequested(m message) (key, *entry) {
 	for _, owner := range m.Owners {
 		k := key{string(owner), m.Handle}
-		if e := s.local(k); e != nil {
+		if e := s.localEntry(k); e != nil {
 			return k, e
 		}
 	}

@@ -29,7 +29,7 @@ func replica(t *testing.T, engine replicas.Engine, limits Limits) *Store {
 	return s
 }
 
-// fetched returns what a replica has after it has fetched it.
+// fetched fetches an original and returns it, or "unknown".
 func fetched(t *testing.T, s *Store, owner, handle string) string {
 	t.Helper()
 	found, err := s.Fetch(t.Context(), handle, owner)
@@ -39,7 +39,7 @@ func fetched(t *testing.T, s *Store, owner, handle string) string {
 	original, ok := s.Get(owner, handle)
 	switch {
 	case found != ok:
-		t.Errorf("found %t, but it is there: %t", found, ok)
+		t.Errorf("Fetch reports %t, Get %t", found, ok)
 	case !ok:
 		return "unknown"
 	}
@@ -51,22 +51,23 @@ const handleA = "obs_AAAAAAAAAA"
 func TestReplicasMakeTheSameHandles(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
-	alone, _ := made(sharedLimits)
+	alone, _ := newStore(sharedLimits)
 	handle := a.Handles.New("obs_", []byte("text"))
 	if handle != b.Handles.New("obs_", []byte("text")) {
-		t.Error("they differ")
+		t.Error("the handles of two replicas differ")
 	}
 	if handle == alone.Handles.New("obs_", []byte("text")) {
-		t.Error("a process that shares nothing makes them, too")
+		t.Error("a process without a shared store makes the same handle")
 	}
 }
 
-// What was put at one replica is found at another: written or not, and after the engine has lost it.
-func TestReplicasFindWhatOthersKeep(t *testing.T) {
+// A replica finds the originals of another, even if they were not written, or the engine has lost
+// them.
+func TestReplicasFindOriginalsOfOthers(t *testing.T) {
 	large := strings.Repeat("large ", 1<<20)
 	for _, test := range []struct {
 		name   string
-		before func(*replicastest.Engine) // a is given it
+		before func(*replicastest.Engine) // a stores the originals
 		after  func(*replicastest.Engine)
 	}{
 		{"written", nil, nil},
@@ -99,7 +100,7 @@ func TestReplicasFindWhatOthersKeep(t *testing.T) {
 				}
 				for key, value := range engine.Values() {
 					if strings.Contains(key, "alice") || strings.Contains(key, "obs_") || bytes.Contains(value, []byte("large")) {
-						t.Fatalf("%q tells about clients", key)
+						t.Fatalf("%q reveals a client or original", key)
 					}
 				}
 			})
@@ -107,8 +108,8 @@ func TestReplicasFindWhatOthersKeep(t *testing.T) {
 	}
 }
 
-// A client may ask before the original has been written.
-func TestReplicasFindWhatIsBeingWritten(t *testing.T) {
+// A client may ask for an original before it has been written.
+func TestReplicasFindOriginalsBeingWritten(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
 	var wg sync.WaitGroup
@@ -134,20 +135,20 @@ func TestReplicasSearchForSeveralOwners(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
 	a.Put("user ann", handleA, []byte("original"))
-	engine.Clear() // or it is not written yet
+	engine.Clear() // as if it was not written yet
 	if found, err := b.Fetch(t.Context(), handleA, "address 192.0.2.1", "user ann"); !found || err != nil {
 		t.Fatal(found, err)
 	}
 	if _, ok := b.Get("address 192.0.2.1", handleA); ok {
-		t.Error("it became that of another owner")
+		t.Error("another owner has it")
 	}
 	if got, ok := b.Get("user ann", handleA); !ok || string(got) != "original" {
 		t.Errorf("got %q, %t", got, ok)
 	}
 }
 
-// What is here is had without the engine, which may be unavailable; and what is not is not said to be
-// unknown then.
+// While the engine is unavailable, a replica returns its own originals. Others are reported as
+// unavailable, not as unknown.
 func TestReplicasWithoutTheEngine(t *testing.T) {
 	for name, fail := range map[string]func(*replicastest.Engine){
 		"down":    func(e *replicastest.Engine) { e.Down.Store(true) },
@@ -171,7 +172,7 @@ func TestReplicasWithoutTheEngine(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 				if took := time.Since(began); took > 250*time.Millisecond {
-					t.Errorf("it took %s to fail", took)
+					t.Errorf("Fetch took %s to fail", took)
 				}
 				engine.Down.Store(false)
 				engine.Stalled.Store(false)
@@ -203,8 +204,8 @@ func TestReplicasThatBeginWithoutTheEngine(t *testing.T) {
 	})
 }
 
-// A replica that receives no messages cannot say that no replica has an original.
-func TestReplicasThatAreDeaf(t *testing.T) {
+// A replica that receives no messages does not know whether others have an original.
+func TestReplicasWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replica(t, replicastest.New(), sharedLimits)
 		b.sharing.unsubscribe()
@@ -215,8 +216,9 @@ func TestReplicasThatAreDeaf(t *testing.T) {
 	})
 }
 
-// A request for an original that does not exist waits for as long as an operation may take. After a burst of them,
-// other replicas are not asked and Fetch returns ErrUnavailable: the original may exist, so the client can retry.
+// A request for an original that does not exist waits for as long as an operation may take. After a
+// burst of them, other replicas are not asked and Fetch returns ErrUnavailable: the original may
+// exist, so the client can retry.
 func TestReplicasAreNotAskedTooOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -238,7 +240,7 @@ func TestReplicasAreNotAskedTooOften(t *testing.T) {
 			}
 		}
 		if n, took := fetch("mallory", handleA); n != 1+attempts || took.Round(time.Millisecond) != 250*time.Millisecond {
-			t.Errorf("%d operations in %s for what does not exist", n, took)
+			t.Errorf("%d operations in %s for an unknown original", n, took)
 		}
 		before := engine.Operations.Load()
 		var wg sync.WaitGroup
@@ -250,21 +252,22 @@ func TestReplicasAreNotAskedTooOften(t *testing.T) {
 			t.Errorf("%d operations for 100 at once", n)
 		}
 		if n := refused.Load(); n != 100-lookupBurst {
-			t.Errorf("%d of 100 at once can try again", n)
+			t.Errorf("%d of 100 at once can be retried", n)
 		}
 		time.Sleep(time.Second)
 		if fetch("mallory", handleA); refused.Load() != 100-lookupBurst {
-			t.Error("and a second later, too")
+			t.Error("a fetch was refused a second later")
 		}
 		a.Put("alice", handleA, []byte("original"))
 		engine.Clear()
 		if got := fetched(t, b, "alice", handleA); got != "original" {
-			t.Errorf("another one found %q", got)
+			t.Errorf("found %q", got)
 		}
 	})
 }
 
-// What is put again and again is written now and then, and lives as long at other replicas as here.
+// An original that is put repeatedly is written at intervals. It does not expire earlier at other
+// replicas than here.
 func TestReplicasRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -281,23 +284,23 @@ func TestReplicasRenew(t *testing.T) {
 			t.Errorf("%d operations at first", n)
 		}
 		if n := writes(func() { a.Get("alice", handleA); a.GetFirst("alice", handleA) }); n != 0 {
-			t.Errorf("%d operations to get what is here", n)
+			t.Errorf("%d operations to get a local original", n)
 		}
 		for range 10 {
 			time.Sleep(time.Minute)
 			if n := writes(put); n != 0 {
-				t.Errorf("%d operations for what was written", n)
+				t.Errorf("%d operations for a written original", n)
 			}
 		}
 		time.Sleep(4*time.Minute + 59*time.Second)
 		if n := writes(put); n != 0 {
-			t.Errorf("%d operations for what was written", n)
+			t.Errorf("%d operations for a written original", n)
 		}
-		a.Close() // it is gone, and was last put just now
+		a.Close() // right after the last Put
 		time.Sleep(59 * time.Minute)
 		b := replica(t, engine, sharedLimits)
 		if got := fetched(t, b, "alice", handleA); got != "original" {
-			t.Errorf("before its time, found %q", got)
+			t.Errorf("before it expires, found %q", got)
 		}
 		time.Sleep(20 * time.Minute)
 		c := replica(t, engine, sharedLimits)
@@ -315,7 +318,7 @@ func TestReplicasRenew(t *testing.T) {
 }
 
 // An original that is no longer stored is not written for others.
-func TestReplicasDoNotWriteWhatIsGone(t *testing.T) {
+func TestReplicasDoNotWriteDroppedOriginals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		a := replica(t, engine, Limits{Entries: 1, Bytes: 100, TTL: time.Hour})
@@ -327,13 +330,13 @@ func TestReplicasDoNotWriteWhatIsGone(t *testing.T) {
 		engine.Down.Store(false)
 		time.Sleep(time.Second)
 		if n := len(engine.Values()); n != 1 {
-			t.Errorf("%d are written", n)
+			t.Errorf("%d originals are written", n)
 		}
 	})
 }
 
-// What a store has not written yet when it is closed is written all the same.
-func TestReplicasWriteWhatAClosedStoreHad(t *testing.T) {
+// Originals that a store has not written when it is closed are written later.
+func TestReplicasWriteOriginalsOfAClosedStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		a := New(sharedKind, sharedLimits, replicastest.Replica(t, engine).Space("originals"))
@@ -351,7 +354,7 @@ func TestReplicasWriteWhatAClosedStoreHad(t *testing.T) {
 }
 
 // A fetch ends with its request.
-func TestReplicasFetchNoLongerThanIsWanted(t *testing.T) {
+func TestFetchEndsWithItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replica(t, replicastest.New(), sharedLimits)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -97,7 +97,7 @@ func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
 	return e.original, true
 }
 
-// GetFirst is Get, and reports whether this is its first call for the handle.
+// GetFirst is Get, and also reports whether it is called for the handle for the first time.
 func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

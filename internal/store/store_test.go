@@ -12,14 +12,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// made returns an empty store and its quota kind.
-func made(limits Limits) (*Store, *quota.Kind) {
+// newStore returns an empty store and its quota kind.
+func newStore(limits Limits) (*Store, *quota.Kind) {
 	kind := quota.NewKind("test")
 	return New(kind, limits, nil), kind
 }
 
 func TestStoreReturnsWhatWasPut(t *testing.T) {
-	s, _ := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	s, _ := newStore(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 	original := []byte("as it was\x00\xff")
 	if !s.Put("alice", "h", original) {
 		t.Fatal("not kept")
@@ -30,18 +30,18 @@ func TestStoreReturnsWhatWasPut(t *testing.T) {
 	}
 	for _, k := range [][2]string{{"bob", "h"}, {"", "h"}, {"alice", "g"}} {
 		if _, ok := s.Get(k[0], k[1]); ok {
-			t.Errorf("%q got what alice was given, by %q", k[0], k[1])
+			t.Errorf("%q got alice's original with the handle %q", k[0], k[1])
 		}
 	}
 }
 
-// Two originals with one handle are next to impossible. Should it happen, the first stays.
+// If two originals have the same handle, which is very unlikely, the first stays.
 func TestStoreKeepsTheFirstUnderAHandle(t *testing.T) {
-	s, kind := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+	s, kind := newStore(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 	s.Put("alice", "h", []byte("first"))
 	for _, other := range []string{"other", "firs", "", "first and more"} {
 		if s.Put("alice", "h", []byte(other)) {
-			t.Errorf("%q is said to be kept", other)
+			t.Errorf("%q was kept", other)
 		}
 	}
 	if !s.Put("bob", "h", []byte("other")) || !s.Put("alice", "h", []byte("first")) {
@@ -57,8 +57,8 @@ func TestStoreKeepsTheFirstUnderAHandle(t *testing.T) {
 	}
 }
 
-func TestStoreTellsTheFirstTime(t *testing.T) {
-	s, _ := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+func TestGetFirst(t *testing.T) {
+	s, _ := newStore(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 	s.Put("alice", "h", []byte("a"))
 	s.Put("bob", "h", []byte("b"))
 	for i, test := range []struct {
@@ -71,7 +71,7 @@ func TestStoreTellsTheFirstTime(t *testing.T) {
 	}
 	s.Put("alice", "h", []byte("a"))
 	if _, first, _ := s.GetFirst("alice", "h"); first {
-		t.Error("what is kept again was never asked for")
+		t.Error("a renewed original counts as new")
 	}
 }
 
@@ -84,14 +84,14 @@ func TestStoreIsBounded(t *testing.T) {
 		}
 		return kept
 	}
-	s, _ := made(Limits{Entries: 3, Bytes: 1000, TTL: time.Minute})
+	s, _ := newStore(Limits{Entries: 3, Bytes: 1000, TTL: time.Minute})
 	for i := range 5 {
 		s.Put("", fmt.Sprint(i), []byte("x"))
 	}
 	if got := have(s, 5); got != "234" {
 		t.Errorf("of 5 entries kept %s", got)
 	}
-	s, kind := made(Limits{Entries: 100, Bytes: 25, TTL: time.Minute})
+	s, kind := newStore(Limits{Entries: 100, Bytes: 25, TTL: time.Minute})
 	for i := range 5 {
 		s.Put("", fmt.Sprint(i), bytes.Repeat([]byte("x"), 10))
 	}
@@ -101,49 +101,49 @@ func TestStoreIsBounded(t *testing.T) {
 		t.Errorf("of 6 entries kept %s, %d bytes", got, kind.Usage().Bytes)
 	}
 	if s.Put("", "huge", make([]byte, 26)) || have(s, 6) != "35" {
-		t.Error("what is larger than the store was kept, or cost what is in it")
+		t.Error("an original larger than the store was kept, or evicted others")
 	}
 }
 
-func TestStoreKeepsWhatOthersHave(t *testing.T) {
-	s, _ := made(Limits{Entries: 10, Bytes: 1000, TTL: time.Minute})
+func TestStoreKeepsOriginalsOfOtherOwners(t *testing.T) {
+	s, _ := newStore(Limits{Entries: 10, Bytes: 1000, TTL: time.Minute})
 	s.Put("bob", "b", []byte("b"))
 	for i := range 100 {
 		s.Put("alice", fmt.Sprint(i), []byte("x"))
 	}
 	if _, ok := s.Get("bob", "b"); !ok {
-		t.Error("alice has pushed out what bob had")
+		t.Error("alice's originals evicted bob's")
 	}
 }
 
-func TestStoreForgetsAfterItsTime(t *testing.T) {
+func TestStoreExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, kind := made(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
+		s, kind := newStore(Limits{Entries: 10, Bytes: 100, TTL: time.Minute})
 		s.Put("", "a", []byte("a"))
 		s.Put("", "b", []byte("b"))
 		time.Sleep(40 * time.Second)
 		s.Put("", "a", []byte("a")) // a repeated call renews
 		time.Sleep(40 * time.Second)
 		if _, ok := s.Get("", "b"); ok {
-			t.Error("b outlived its time")
+			t.Error("b has not expired")
 		}
 		if _, ok := s.Get("", "a"); !ok {
 			t.Error("a was not renewed")
 		}
 		time.Sleep(20 * time.Second)
 		if _, ok := s.Get("", "a"); ok || kind.Usage().Bytes != 0 {
-			t.Error("a outlived its time")
+			t.Error("a has not expired")
 		}
 		s.Put("", "c", []byte("c"))
 		time.Sleep(2 * time.Minute)
 		if s.Put("", "d", []byte("d")); kind.Usage().Bytes != 1 {
-			t.Error("memory is kept for what outlived its time")
+			t.Error("expired originals keep memory")
 		}
 	})
 }
 
 func TestStoreIsSafeForConcurrentUse(t *testing.T) {
-	s, kind := made(Limits{Entries: 50, Bytes: 500, TTL: time.Minute})
+	s, kind := newStore(Limits{Entries: 50, Bytes: 500, TTL: time.Minute})
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Go(func() {
@@ -180,7 +180,7 @@ func TestHandle(t *testing.T) {
 	}
 	for _, text := range []string{"", "obs_", "obs_012345678", "obs_012345678-", "Obs_0123456789"} {
 		if after, ok := CutHandle([]byte(text), "obs_"); ok {
-			t.Errorf("%q is taken for a handle, and %q comes after it", text, after)
+			t.Errorf("%q is taken for a handle, followed by %q", text, after)
 		}
 	}
 }

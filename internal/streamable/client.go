@@ -22,9 +22,9 @@ type Session struct {
 	ID      string // empty if the server has no sessions
 }
 
-// Sign sets the headers of the session on a POST or DELETE, and removes those of another client.
-// [mcp.SetModern] sets the headers that repeat parts of a message.
-func (s Session) Sign(header http.Header) {
+// SetHeaders sets the headers of the session on a POST or DELETE, and removes headers of a client
+// that must not be passed on. [mcp.SetModern] sets the headers that repeat parts of a message.
+func (s Session) SetHeaders(header http.Header) {
 	for _, name := range [...]string{"Accept-Encoding", "Content-Encoding", lastEventID, "Upgrade"} {
 		delete(header, name)
 	}
@@ -41,10 +41,10 @@ func (s Session) Sign(header http.Header) {
 	}
 }
 
-// SignGET sets the headers of the session on a GET. after is the id of the last event, to resume a
-// stream; "" for a new one.
-func (s Session) SignGET(header http.Header, after string) {
-	s.Sign(header)
+// SetGETHeaders sets the headers of the session on a GET. after is the id of the last event, to
+// resume a stream; "" for a new one.
+func (s Session) SetGETHeaders(header http.Header, after string) {
+	s.SetHeaders(header)
 	header.Set("Accept", "text/event-stream")
 	if after != "" {
 		header.Set(lastEventID, after)
@@ -74,13 +74,13 @@ func (r *Reader) ReadResponse(res *http.Response) error {
 	return r.Close()
 }
 
-// A Position is how far an event stream has been read. It outlives the connections of the stream. The
-// zero value is the beginning.
+// A Position records how far an event stream has been read. It outlives the connections of the
+// stream. The zero value is the beginning.
 type Position struct {
 	ID       string // of the last event with an id
 	Attempts int    // attempts to resume the stream since the last new event
 
-	retry time.Duration // as the server asked
+	retry time.Duration // pause that the server has asked for
 }
 
 // advance records that an event was read. The event is new if its id differs from the last one or,

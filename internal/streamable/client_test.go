@@ -34,7 +34,7 @@ func TestSessionHeaders(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			header := inherited()
-			tt.session.Sign(header)
+			tt.session.SetHeaders(header)
 			tt.want["Accept"], tt.want["X-Kept"] = "application/json, text/event-stream", "x"
 			for _, name := range []string{"Accept-Encoding", "Last-Event-Id", "Upgrade"} {
 				tt.want[name] = ""
@@ -48,7 +48,7 @@ func TestSessionHeaders(t *testing.T) {
 	}
 	for _, after := range []string{"", "e7"} {
 		header := inherited()
-		Session{ID: "s"}.SignGET(header, after)
+		Session{ID: "s"}.SetGETHeaders(header, after)
 		if header.Get("Accept") != "text/event-stream" || header.Get("Mcp-Session-Id") != "s" ||
 			header.Get("Last-Event-ID") != after {
 			t.Errorf("GET after %q has %v", after, header)
@@ -68,17 +68,17 @@ func TestPositionFollowsAStream(t *testing.T) {
 		name, stream, want string
 		retry              time.Duration
 	}{
-		{"the last id of an event counts", "\uFEFFid: 1\nid: 2\nretry: 10\n" + message, "2", 10 * time.Millisecond},
-		{"an event without an id keeps it", "id: 1\n\n" + message, "1", 0},
-		{"an id without data counts", "id: 1\n" + message + "id: 2\ndata:\n\n", "2", 0},
-		{"an id of an event that is not a message counts", "id: 1\n" + message + "id: 2\nevent: other\ndata: x\n\n", "2", 0},
-		{"an empty id forgets it", "id: 1\n" + message + "id\n\n", "", 0},
-		{"an id with control characters does not count", "id: 1\n" + message + "id: \x00\n" + message, "1", 0},
-		{"an id that is too long does not count", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message,
+		{"the last id of an event is used", "\uFEFFid: 1\nid: 2\nretry: 10\n" + message, "2", 10 * time.Millisecond},
+		{"an event without an id keeps the last one", "id: 1\n\n" + message, "1", 0},
+		{"an id without data is used", "id: 1\n" + message + "id: 2\ndata:\n\n", "2", 0},
+		{"an id of another event is used", "id: 1\n" + message + "id: 2\nevent: other\ndata: x\n\n", "2", 0},
+		{"an empty id removes the last one", "id: 1\n" + message + "id\n\n", "", 0},
+		{"an id with control characters is ignored", "id: 1\n" + message + "id: \x00\n" + message, "1", 0},
+		{"an id that is too long is ignored", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message,
 			"1", 0},
-		{"an event that is cut does not count", "id: 1\n" + message + "id: 2\ndata: {", "1", 0},
-		{"an event counts that lacks no more than its end", "id: 1\n" + message + "id: 2\ndata: {\"method\":\"n\"}", "2", 0},
-		{"a retry that is not a number does not count", "id: 1\nretry: 10\n\nretry: soon\n\n", "1", 10 * time.Millisecond},
+		{"a truncated event is ignored", "id: 1\n" + message + "id: 2\ndata: {", "1", 0},
+		{"a message without its final line is used", "id: 1\n" + message + "id: 2\ndata: {\"method\":\"n\"}", "2", 0},
+		{"a retry that is not a number is ignored", "id: 1\nretry: 10\n\nretry: soon\n\n", "1", 10 * time.Millisecond},
 		{"a long retry is shortened", "id: 1\nretry: 2000000000\n\n", "1", maxPause},
 	}
 	for _, tt := range tests {
@@ -116,7 +116,7 @@ func TestPositionCountsAttempts(t *testing.T) {
 	}
 }
 
-// A Reader continues with another response, and drops the rest of the last one.
+// A Reader continues with another response and drops the unfinished event of the last one.
 func TestResume(t *testing.T) {
 	var got []string
 	at := new(Position)
@@ -168,7 +168,7 @@ func TestPauses(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if at.Wait(ctx) {
-			t.Error("it waited for a context that is done")
+			t.Error("waited although the context was done")
 		}
 	})
 }
@@ -185,10 +185,10 @@ func TestReadResponse(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	if r.Fault("a") != nil {
-		t.Error("that a response breaks off is not a fault of its content")
+		t.Error("an aborted response counts as invalid content")
 	}
 	r = Reader{OnHeader: func(status int) bool { return status != http.StatusOK }}
 	if err := r.ReadResponse(response(iotest.ErrReader(io.ErrUnexpectedEOF))); err != nil {
-		t.Errorf("a body that is not wanted was read: %v", err)
+		t.Errorf("a body was read without need: %v", err)
 	}
 }

@@ -26,8 +26,8 @@ func (e *Event) HasMessage() bool {
 }
 
 // Buffers returns the bytes of the event with data instead of Data. data is one JSON text in any
-// number of pieces. It is copied only if it has line breaks, because some clients read only one line
-// of data.
+// number of pieces. It is copied only if it has line breaks, because some clients read only one
+// line of data.
 func (e *Event) Buffers(data ...[]byte) net.Buffers {
 	buffers := append(make(net.Buffers, 0, len(data)+2), e.head())
 	for _, piece := range data {

@@ -38,7 +38,7 @@ func TestEventBuffers(t *testing.T) {
 	}
 }
 
-// An event contains exactly its message.
+// FuzzEventBuffers checks that an event contains exactly its message.
 func FuzzEventBuffers(f *testing.F) {
 	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\r1\n}", "", "data: x\n\nid: 7\n\n", "{\"a\":\"\u2028\\n\"}",
 		"\n", " x "} {
@@ -59,16 +59,16 @@ func FuzzEventBuffers(f *testing.F) {
 			}
 		})
 		if len(events) != 2 {
-			t.Fatalf("%q and %q are %q", first, second, stream)
+			t.Fatalf("%q and %q became %q", first, second, stream)
 		}
 		for i, message := range [][]byte{first, second} {
 			if want := strings.NewReplacer("\r", " ", "\n", " ").Replace(string(message)); events[i] != want {
-				t.Fatalf("%q is read as %q, want %q", message, events[i], want)
+				t.Fatalf("%q was read as %q, want %q", message, events[i], want)
 			}
 			var before, after bytes.Buffer
 			if json.Compact(&before, message) == nil && (json.Compact(&after, []byte(events[i])) != nil ||
 				!bytes.Equal(before.Bytes(), after.Bytes())) {
-				t.Fatalf("%q says something else than %q", events[i], message)
+				t.Fatalf("%q differs from %q", events[i], message)
 			}
 		}
 	})

@@ -25,9 +25,9 @@ type Reader struct {
 	// OnMessage is called with each message. Its bytes are valid until the call returns.
 	OnMessage func(*Event) error
 
-	// OnLarge returns a writer for a response that is too large to hold, or nil to drop it. The writer
-	// validates it: if it is not JSON, Close returns a [jsonspan.Error]. Without OnLarge every message
-	// is held.
+	// OnLarge returns a writer for a response that is too large to hold, or nil to drop it. The
+	// writer validates it: if it is not JSON, Close returns a [jsonspan.Error]. Without OnLarge
+	// every message is held.
 	OnLarge func(eventID string) io.WriteCloser
 
 	// OnHeader is called with the status of the response. It reports whether to read the body.
@@ -42,7 +42,7 @@ type Reader struct {
 	// Limit is the maximum size of a held message, in bytes. Default: 64 MiB
 	Limit int
 
-	// Position, if set, follows the events of the stream.
+	// Position, if set, is updated after each event of the stream.
 	Position *Position
 
 	header    http.Header
@@ -62,18 +62,19 @@ type Reader struct {
 	skip         bool             // the message is the response to another request
 	invalidLarge bool             // a large response was forwarded and turned out to be invalid
 
-	openRequests atomic.Int32 // open server requests
-	lastTurn     atomic.Int64 // monotonic time of the last server request or response to one; 0 for never
-	answered     bool
-	hasRequestID bool // a response with the id of the request came, so the server has read it
-	errorCode    int
+	openRequests      atomic.Int32 // open server requests
+	lastServerRequest atomic.Int64 // monotonic time of the last server request or response to one; 0 for never
+	answered          bool
+	hasRequestID      bool // a response with the id of the request came, so the server has read it
+	errorCode         int
 }
 
 const (
-	// MaxHeld is how many bytes of a message are held. Larger responses are forwarded as they arrive.
+	// MaxHeld is how many bytes of a message are held. Larger responses are forwarded as they
+	// arrive.
 	MaxHeld = 1 << 20
-	// pieceSize is how many bytes of a large response are forwarded at once: each piece takes a chunk
-	// of the response, and a system call or two.
+	// pieceSize is how many bytes of a large response are forwarded at once: each piece takes a
+	// chunk of the response, and a system call or two.
 	pieceSize = 256 << 10
 	// maxRoom is the maximum buffer size for a response before it is known to be large.
 	maxRoom = MaxHeld + pieceSize
@@ -123,15 +124,15 @@ func (r *Reader) Write(p []byte) (int, error) {
 	return len(p), r.err
 }
 
-// FlushError implements the Flush of http.ResponseController. Messages are delivered as soon as they
-// are complete.
+// FlushError implements the Flush of http.ResponseController. Messages are delivered as soon as
+// they are complete.
 func (r *Reader) FlushError() error { return r.err }
 
 // buffers are reused between responses.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// Borrow gives r a pooled buffer. The returned function returns the buffer to the pool; after that, no
-// bytes of a message are valid.
+// Borrow gives r a pooled buffer. The returned function returns the buffer to the pool; after that,
+// no bytes of a message are valid.
 func (r *Reader) Borrow() (giveBack func()) {
 	b := buffers.Get().(*[]byte)
 	r.data = (*b)[:0]
@@ -147,14 +148,14 @@ func (r *Reader) Borrow() (giveBack func()) {
 // ServerRequestTimeout is how long a client, and its user, may take to respond to a server request.
 const ServerRequestTimeout = 10 * time.Minute
 
-// Idle returns how long the server has been silent since its last server request got a response. It is
-// 0 while one is open, and the largest duration if there was none.
+// Idle returns how long the server has been silent since its last server request got a response. It
+// is 0 while one is open, and the largest duration if there was none.
 func (r *Reader) Idle() time.Duration {
-	turned := r.lastTurn.Load()
-	if turned == 0 {
+	last := r.lastServerRequest.Load()
+	if last == 0 {
 		return math.MaxInt64
 	}
-	since := Clock() - time.Duration(turned)
+	since := Clock() - time.Duration(last)
 	if r.openRequests.Load() > 0 && since < ServerRequestTimeout {
 		return 0
 	}
@@ -168,13 +169,13 @@ var started = time.Now()
 
 // ServerRequestOpened records a server request.
 func (r *Reader) ServerRequestOpened() {
-	r.lastTurn.Store(int64(Clock()))
+	r.lastServerRequest.Store(int64(Clock()))
 	r.openRequests.Add(1)
 }
 
 // ServerRequestClosed records that a server request got a response, or needs none anymore.
 func (r *Reader) ServerRequestClosed() {
-	r.lastTurn.Store(int64(Clock()))
+	r.lastServerRequest.Store(int64(Clock()))
 	r.openRequests.Add(-1)
 }
 
@@ -219,7 +220,7 @@ func (r *Reader) part(kind sse.Kind, part []byte) {
 
 // addData handles the next bytes of a message.
 func (r *Reader) addData(p []byte) {
-	for ; len(p) > pieceSize; p = p[pieceSize:] { // large pieces come from a filter, which holds messages
+	for ; len(p) > pieceSize; p = p[pieceSize:] { // filters write a held message at once
 		r.addPiece(p[:pieceSize])
 	}
 	r.addPiece(p)
@@ -346,8 +347,8 @@ func (r *Reader) Close() error {
 // IsTruncated reports whether a part of a response was forwarded, and the rest will never come.
 func (r *Reader) IsTruncated() bool { return r.large != nil || r.invalidLarge }
 
-// IsResponseTo reports whether a message is the response to the request with this id. An error without an
-// id counts: the server could not, or would not, read the request.
+// IsResponseTo reports whether a message is the response to the request with this id. An error
+// without an id counts: the server could not, or would not, read the request.
 func (r *Reader) IsResponseTo(m *jsonrpc.Message, id []byte) bool {
 	if !m.IsResponse() {
 		return false
@@ -359,9 +360,9 @@ func (r *Reader) IsResponseTo(m *jsonrpc.Message, id []byte) bool {
 	return m.Has(jsonrpc.Error) && (!m.Has(jsonrpc.ID) || m.Kind(jsonrpc.ID) == jsonspan.Null)
 }
 
-// SessionLost reports whether the server does not know the session of the request, or has changed its
-// protocol version, and therefore did not execute the request: the status is 404, or 400 with some
-// servers, without a response to the request.
+// SessionLost reports whether the server does not know the session of the request, or has changed
+// its protocol version, and therefore did not execute the request: the status is 404, or 400 with
+// some servers, without a response to the request.
 func (r *Reader) SessionLost() bool {
 	return (r.status == http.StatusNotFound || r.status == http.StatusBadRequest) && !r.hasRequestID
 }
@@ -407,7 +408,7 @@ func (r *Reader) Failure(server string) *jsonrpc.Failure {
 	return jsonrpc.InvalidResponse(server)
 }
 
-// TooLarge says that a message of a server exceeds a limit.
+// TooLarge returns the failure for a message of a server that exceeds a limit.
 func TooLarge(server string, limit int) *jsonrpc.Failure {
 	failure := jsonrpc.ResponseTooLarge(server)
 	failure.Message += fmt.Sprintf(": more than %d MiB", limit>>20)

@@ -57,7 +57,7 @@ func (l *listener) write(pieces ...string) string {
 	for _, piece := range pieces {
 		scratch := []byte(piece)
 		_, _ = l.Write(scratch)
-		clear(scratch) // the bytes belong to the server
+		clear(scratch) // the Reader must not keep these bytes
 	}
 	_ = l.Close()
 	return strings.Join(l.delivered, "\n")
@@ -70,9 +70,9 @@ func TestReaderInAnyPieces(t *testing.T) {
 	note := `{"jsonrpc":"2.0","method":"n"}`
 	tests := []struct{ name, contentType, text, want string }{
 		{"JSON", "application/json", testAnswer, `"" "" ` + testAnswer},
-		{"JSON with white space around", "application/json; charset=utf-8", "\r\n " + testAnswer + "\n", "\"\" \"\" \r\n " +
+		{"JSON in white space", "application/json; charset=utf-8", "\r\n " + testAnswer + "\n", "\"\" \"\" \r\n " +
 			testAnswer + "\n"},
-		{"JSON of no type", "", testAnswer, `"" "" ` + testAnswer},
+		{"JSON without a Content-Type", "", testAnswer, `"" "" ` + testAnswer},
 		{"JSON as text", "text/plain", testAnswer, `"" "" ` + testAnswer},
 		{"an event", stream, "data: " + testAnswer + "\n\n", `"" "" ` + testAnswer},
 		{"no space", stream, "data:" + testAnswer + "\n\n", `"" "" ` + testAnswer},
@@ -96,14 +96,14 @@ func TestReaderInAnyPieces(t *testing.T) {
 		{"an id without a space, with colons", stream, "id:a:b c\ndata: " + note + "\n\n", `"a:b c" "" ` + note},
 		{"other fields", stream, "event: message\nfoo: bar\nidx: 9\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"an empty event", stream, "event: x\n\ndata: " + note + "\n\n", `"" "" ` + note},
-		{"ids are of one event only", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" +
+		{"an id of one event", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" +
 			`"" "" ` + note},
 		{"garbage between events", stream, "data: <html>\n\ndata: [1]\n\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"a very long id", stream, "id: " + strings.Repeat("7", 5000) + "\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"a very long comment", stream, ":" + strings.Repeat("x", 5000) + "\ndata: " + note + "\nid: 4\n\n",
 			`"4" "" ` + note},
-		{"nothing", stream, "", ""},
-		{"nothing as JSON", "application/json", "", ""},
+		{"an empty stream", stream, "", ""},
+		{"empty JSON", "application/json", "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -132,7 +132,7 @@ func TestReaderInAnyPieces(t *testing.T) {
 	}
 }
 
-func TestReaderNoMessage(t *testing.T) {
+func TestReaderWithoutMessage(t *testing.T) {
 	tests := []struct {
 		name, contentType, text string
 		status                  int
@@ -140,12 +140,12 @@ func TestReaderNoMessage(t *testing.T) {
 	}{
 		{"HTML", "text/html", "<html>", 200, "invalid_json"},
 		{"HTML and 502", "text/html", "<html>", 502, "http_error"},
-		{"cut JSON", "application/json", `{"jsonrpc":"2.0","id":1,"res`, 200, "invalid_json"},
+		{"truncated JSON", "application/json", `{"jsonrpc":"2.0","id":1,"res`, 200, "invalid_json"},
 		{"two messages", "application/json", testAnswer + testAnswer, 200, "invalid_json"},
-		{"nothing", "application/json", "", 200, "invalid_response"},
-		{"nothing and 500", "application/json", "", 500, "http_error"},
-		{"nothing and 301", "", "", 301, "http_error"},
-		{"a stream of nothing", "text/event-stream", ": x\n\n", 200, "invalid_response"},
+		{"no body", "application/json", "", 200, "invalid_response"},
+		{"no body and 500", "application/json", "", 500, "http_error"},
+		{"no body and 301", "", "", 301, "http_error"},
+		{"a stream without messages", "text/event-stream", ": x\n\n", 200, "invalid_response"},
 		{"a stream of garbage", "text/event-stream", "data: x\n\n", 200, "invalid_response"},
 		{"an invalid stream", "text/event-stream", testAnswer, 200, "invalid_response"},
 	}
@@ -177,14 +177,14 @@ func TestReaderOfInformationalStatus(t *testing.T) {
 	}
 }
 
-func TestReaderOfWhatIsCompressed(t *testing.T) {
+func TestReaderOfCompressedResponse(t *testing.T) {
 	l := newListener("text/event-stream")
 	l.Header().Set("Content-Encoding", "gzip")
 	if got := l.write("data: " + testAnswer + "\n\n"); got != "" {
 		t.Errorf("got %s", got)
 	}
 	if l.err == nil {
-		t.Error("it was understood")
+		t.Error("no error for a compressed body")
 	}
 }
 
@@ -201,12 +201,12 @@ func TestReaderOfLargeMessages(t *testing.T) {
 		answered                                  bool
 		err                                       error
 	}{
-		{"an answer as JSON", "application/json", large, "large \"\"\nlarge end", large, 0, true, nil},
-		{"an answer of several pieces", "application/json", severalPieces, "large \"\"\nlarge end", severalPieces, 0, true,
+		{"a response as JSON", "application/json", large, "large \"\"\nlarge end", large, 0, true, nil},
+		{"a response in several pieces", "application/json", severalPieces, "large \"\"\nlarge end", severalPieces, 0, true,
 			nil},
-		{"an answer of several pieces in lines", "text/event-stream", "data: {\ndata: " + severalPieces[1:] + "\n\n",
+		{"a response in several pieces and lines", "text/event-stream", "data: {\ndata: " + severalPieces[1:] + "\n\n",
 			"large \"\"\nlarge end", "{\n" + severalPieces[1:], 0, true, nil},
-		{"an answer as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0,
+		{"a response as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0,
 			true, nil},
 		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true,
 			nil},
@@ -223,16 +223,16 @@ func TestReaderOfLargeMessages(t *testing.T) {
 		{"a notification", "text/event-stream", "data: " + note + "\n\ndata: " + testAnswer + "\n\n", `"" "" ` + note +
 			"\n\"\" \"\" " + testAnswer, "", 0, true, nil},
 		{"a request", "text/event-stream", "data: " + request + "\n\n", `"" "" ` + request, "", 0, false, nil},
-		{"an answer to another", "text/event-stream", "data: " + strings.Replace(large, `"id":1`, `"id":11`, 1) +
+		{"another response", "text/event-stream", "data: " + strings.Replace(large, `"id":1`, `"id":11`, 1) +
 			"\n\ndata: " + testAnswer + "\n\n", `"" "" ` + testAnswer, "", 0, true, nil},
-		{"only an answer to another", "application/json", strings.Replace(large, `"id":1`, `"id":"1"`, 1), "", "", 0, false,
+		{"only another response", "application/json", strings.Replace(large, `"id":1`, `"id":"1"`, 1), "", "", 0, false,
 			nil},
 		{"garbage", "application/json", filler + filler, "", "", 0, false, errNoMessage},
 		{"too much garbage", "application/json", strings.Repeat(filler, 65), "", "", 0, false, errTooLarge},
-		{"too large a notification", "text/event-stream", "data: {\"jsonrpc\":\"2.0\",\"method\":\"" + strings.Repeat(filler,
+		{"too large notification", "text/event-stream", "data: {\"jsonrpc\":\"2.0\",\"method\":\"" + strings.Repeat(filler,
 			65) + "\"}\n\ndata: " + testAnswer + "\n\n", "", "", 0, false, errTooLarge},
-		{"a cut answer", "application/json", large[:len(large)-2], "large \"\"", large[:len(large)-2], 0, true, errNoMessage},
-		{"an answer and another message", "text/event-stream", "data: " + large + "\n\ndata: " + testAnswer + "\n\n",
+		{"truncated", "application/json", large[:len(large)-2], "large \"\"", large[:len(large)-2], 0, true, errNoMessage},
+		{"a response and another message", "text/event-stream", "data: " + large + "\n\ndata: " + testAnswer + "\n\n",
 			"large \"\"\nlarge end\n\"\" \"\" " + testAnswer, large, 0, true, nil},
 		{"id last", "application/json", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, "large \"\"\nlarge end",
 			`{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, 0, true, nil},
@@ -269,7 +269,7 @@ func TestReaderOfLargeMessages(t *testing.T) {
 	}
 }
 
-// The result does not depend on how the response is split.
+// FuzzReader checks that the result does not depend on how a response is split.
 func FuzzReader(f *testing.F) {
 	for _, text := range []string{
 		testAnswer, "data: " + testAnswer +
@@ -293,11 +293,11 @@ func FuzzReader(f *testing.F) {
 			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}
 		if got := parts.write(pieces...); got != want || parts.err != whole.err {
-			t.Errorf("in pieces: %q, %v\nin one: %q, %v", got, parts.err, want, whole.err)
+			t.Errorf("in pieces: %q, %v\nwhole: %q, %v", got, parts.err, want, whole.err)
 		}
 		for _, delivered := range whole.delivered {
 			if head, _, _ := strings.Cut(delivered, "{"); strings.ContainsAny(head, "\r\n") && stream {
-				t.Errorf("a line break is in an id: %q", delivered)
+				t.Errorf("id with a line break: %q", delivered)
 			}
 		}
 	})

@@ -10,7 +10,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// ReadBody reads the body of a POST, of at most limit bytes. The client must keep the [httpbody.Pace].
+// ReadBody reads the body of a POST, of at most limit bytes. The client must keep the
+// [httpbody.Pace].
 func ReadBody(r *http.Request, limit int64) ([]byte, *jsonrpc.Failure) {
 	if httpbody.Encoding(r.Header) != "" {
 		return nil, jsonrpc.UnsupportedEncoding()
@@ -31,7 +32,7 @@ func ReadBody(r *http.Request, limit int64) ([]byte, *jsonrpc.Failure) {
 	return body, nil
 }
 
-// A Request is what an HTTP request of a client asks for.
+// A Request describes an HTTP request of a client.
 type Request struct {
 	Kind    Kind
 	Era     mcp.Era
@@ -51,8 +52,8 @@ const (
 	End                      // ends the session
 )
 
-// Inspect returns what r asks for. m is the message of a POST, read by [jsonrpc.Message.ReadRequest].
-// It checks the headers of a modern call, but not the protocol version, see [CheckVersion].
+// Inspect describes r. m is the message of a POST, read by [jsonrpc.Message.ReadRequest]. Inspect
+// checks the headers of a modern call, but not the protocol version, see [CheckVersion].
 func Inspect(r *http.Request, m *jsonrpc.Message) (Request, *jsonrpc.Failure) {
 	version := r.Header.Get(mcp.VersionHeader)
 	req := Request{Session: r.Header.Get(mcp.SessionHeader)}
@@ -103,8 +104,8 @@ func CheckVersion(m *jsonrpc.Message) *jsonrpc.Failure {
 }
 
 // CloseAfter closes the connection of a client's stream at the end of the stream. Another
-// configuration may be active by then: the server would close the connection anyway, maybe just when
-// the client sends a request.
+// configuration may be active by then: the server would close the connection anyway, maybe just
+// when the client sends a request.
 func CloseAfter(header http.Header, r *http.Request) {
 	if r.ProtoMajor == 1 {
 		header.Set("Connection", "close")

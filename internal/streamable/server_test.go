@@ -22,15 +22,15 @@ func TestReadBody(t *testing.T) {
 	}{
 		{"a body of the limit", strings.NewReader(strings.Repeat("x", limit)), nil, 0},
 		{"no body", http.NoBody, nil, 0},
-		{"a body that is announced as too large", strings.NewReader(strings.Repeat("x", limit+1)), nil,
+		{"a Content-Length that is too large", strings.NewReader(strings.Repeat("x", limit+1)), nil,
 			http.StatusRequestEntityTooLarge},
 		{"a body that is too large", strings.NewReader(strings.Repeat("x", limit+1)),
 			func(r *http.Request) { r.ContentLength = -1 }, http.StatusRequestEntityTooLarge},
-		{"a body that a handler in front cuts", strings.NewReader("xxxxx"),
+		{"a body that an earlier handler limits", strings.NewReader("xxxxx"),
 			func(r *http.Request) { r.Body = http.MaxBytesReader(nil, r.Body, 3) }, http.StatusRequestEntityTooLarge},
 		{"a compressed body", strings.NewReader("x"), func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") },
 			http.StatusUnsupportedMediaType},
-		{"a body that breaks off", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrUnexpectedEOF)), nil,
+		{"an aborted body", io.MultiReader(strings.NewReader("x"), iotest.ErrReader(io.ErrUnexpectedEOF)), nil,
 			http.StatusBadRequest},
 	}
 	for _, tt := range tests {
@@ -47,7 +47,7 @@ func TestReadBody(t *testing.T) {
 	}
 }
 
-// statusOf returns the status of a failure; 0 for none.
+// statusOf returns the status of a failure, or 0 for none.
 func statusOf(failure *jsonrpc.Failure) int {
 	if failure == nil {
 		return 0

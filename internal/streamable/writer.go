@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// A Writer sends messages to a client: one JSON message or, if other messages precede the response, an
-// event stream. It is safe for concurrent use.
+// A Writer sends messages to a client: one JSON message or, if other messages precede the response,
+// an event stream. It is safe for concurrent use.
 type Writer struct {
 	// OnAnswer, if set, is called with the bytes of the response as they are sent.
 	OnAnswer func(part []byte)
@@ -34,8 +34,8 @@ func NewWriter(w http.ResponseWriter, request http.Header) *Writer {
 	return &Writer{w: w, accepts: AcceptsStream(request)}
 }
 
-// AcceptsStream reports whether Accept names event streams. A client that accepts */* was not made for
-// them, and gets JSON.
+// AcceptsStream reports whether Accept names event streams. A client that accepts */* was not made
+// for them, and gets JSON.
 func AcceptsStream(header http.Header) bool {
 	for _, line := range header["Accept"] {
 		for accepted := range strings.SplitSeq(line, ",") {
@@ -48,8 +48,8 @@ func AcceptsStream(header http.Header) bool {
 	return false
 }
 
-// writeTimeout is how long a client may take to read an event. A slow client delays the server and
-// other streams with the same event.
+// writeTimeout is how long a client may take to read an event. Meanwhile, the server and other
+// streams with the same event wait.
 const writeTimeout = 30 * time.Second
 
 // AcceptsStream reports whether the client accepts event streams.
@@ -108,7 +108,8 @@ func (w *Writer) writeEvent(e *Event) {
 	w.flush()
 }
 
-// writeEscaped writes a part of an event. It escapes characters that some clients take for line ends.
+// writeEscaped writes a part of an event. It escapes characters that some clients take for line
+// ends.
 func (w *Writer) writeEscaped(p []byte) { w.write(w.breaks.Escape(p)) }
 
 // Answer sends the response: as the whole body, or as an event if others precede it.
@@ -215,8 +216,8 @@ func (w *Writer) Flush() {
 	w.flush()
 }
 
-// Close ends the response. Later writes are dropped, because the response writer may belong to another
-// request by then.
+// Close ends the response. Later writes are dropped, because the response writer may belong to
+// another request by then.
 func (w *Writer) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

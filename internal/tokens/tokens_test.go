@@ -18,7 +18,7 @@ func TestCount(t *testing.T) {
 		{"an empty text", "", 0},
 		{"a sentence", "The quick brown fox jumps over the lazy dog.", 10},
 		{"code", "func main() {\n\tfmt.Println(\"hello\", 12345)\n}\n", 14},
-		{"words in one", "parseHTTPResponseCode XMLHttpRequest snake_case_name", 9},
+		{"joined words", "parseHTTPResponseCode XMLHttpRequest snake_case_name", 9},
 		{"contractions", "I'll we've THEY'RE don't it's he'd I'm 'tis o'clock", 13},
 		{"a contraction with a long s", "x'\u017f'street", 5},
 		{"numbers in groups of three digits", "1234567 3.14159 ½ ٣٤٥٦", 15},

@@ -11,23 +11,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Clean returns a message, such as a page of tools or a server's instructions, without the characters
-// that a model reads but a person does not see: control characters except line breaks and tabs,
-// characters that reorder text, zero-width characters, and tags. It also removes lone surrogates and
-// bytes that are not UTF-8, which programs read differently.
+// Clean returns a message, such as a page of tools or a server's instructions, without the
+// characters that a model reads but a person does not see: control characters except line breaks
+// and tabs, characters that reorder text, zero-width characters, and tags. It also removes lone
+// surrogates and bytes that are not UTF-8, which programs read differently.
 //
-// It cleans strings in members called description, title or instructions, at any depth, and all strings
-// and keys of listed tools, prompts, resources and templates, raw or escaped. The joiners U+200C and
-// U+200D and the variation selector U+FE0F stay, because scripts and emoji need them. All other bytes
-// stay unchanged. So do the names and URIs of listed items, because clients use them in calls; see
-// [IsPlainName].
+// It cleans strings in members called description, title or instructions, at any depth, and all
+// strings and keys of listed tools, prompts, resources and templates, raw or escaped. The joiners
+// U+200C and U+200D and the variation selector U+FE0F stay, because scripts and emoji need them.
+// All other bytes stay unchanged. So do the names and URIs of listed items, because clients use
+// them in calls; see [IsPlainName].
 //
 // If there is nothing to remove, or raw is not JSON, Clean returns raw itself.
 func Clean(raw []byte) []byte {
 	if at, _ := nextHidden(raw, 0); at < 0 {
 		return raw
 	}
-	// Deep nesting must not let a text pass; it costs a byte per level.
+	// Text at any depth must be cleaned. A level costs a byte of memory.
 	s := jsonspan.Scanner{MaxDepth: math.MaxInt}
 	s.Feed(raw)
 	s.Finish()
@@ -64,7 +64,7 @@ func Clean(raw []byte) []byte {
 	}
 }
 
-// A position is a place in a message, relative to the list in its result.
+// A position tells which part of a message is being read, relative to the list in its result.
 type position struct {
 	batch    int  // containers around each message
 	inResult bool // in the member result
@@ -73,15 +73,15 @@ type position struct {
 }
 
 // enter moves to a member at a depth. It reports whether the member is part of an item.
-func (in *position) enter(key []byte, depth int) (isItem bool) {
-	in.isName = false
-	switch depth -= in.batch; {
+func (pos *position) enter(key []byte, depth int) (isItem bool) {
+	pos.isName = false
+	switch depth -= pos.batch; {
 	case depth == 1:
-		in.inResult, in.inItem = jsonspan.TextIs(key, "result"), false
+		pos.inResult, pos.inItem = jsonspan.TextIs(key, "result"), false
 	case depth == 2:
-		in.inItem = in.inResult && isOneOf(key, "tools", "prompts", "resources", "resourceTemplates")
-	case in.inItem:
-		in.isName = depth == 4 && isOneOf(key, "name", "uri", "uriTemplate")
+		pos.inItem = pos.inResult && isOneOf(key, "tools", "prompts", "resources", "resourceTemplates")
+	case pos.inItem:
+		pos.isName = depth == 4 && isOneOf(key, "name", "uri", "uriTemplate")
 		return true
 	}
 	return false
@@ -133,8 +133,8 @@ func (c *cleaner) end() []byte {
 	return append(c.out, c.raw[c.next:]...)
 }
 
-// nextHidden returns the offset and size of the next hidden character at or after i, or -1. It ignores
-// where strings begin and end.
+// nextHidden returns the offset and size of the next hidden character at or after i, or -1. It
+// ignores where strings begin and end.
 func nextHidden(text []byte, i int) (at, size int) {
 	for {
 		i = skipPlain(text, i)
@@ -149,8 +149,8 @@ func nextHidden(text []byte, i int) (at, size int) {
 	}
 }
 
-// skipPlain returns the offset of the next byte at or after i that is not plain: a backslash, DEL, or a
-// byte of 0x80 or more.
+// skipPlain returns the offset of the next byte at or after i that is not plain: a backslash, DEL,
+// or a byte of 0x80 or more.
 func skipPlain(text []byte, i int) int {
 	const each = 0x0101010101010101
 	for ; len(text)-i >= 8; i += 8 {
@@ -229,7 +229,8 @@ var hiddenPages = func() (pages [unicode.MaxRune>>14 + 1]uint64) {
 	return pages
 }()
 
-// invisible are characters that are not displayed and are not in Unicode's own sets of such characters.
+// invisible are characters that are not displayed and are not in Unicode's own sets of such
+// characters.
 var invisible = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{Lo: 0xAD, Hi: 0xAD, Stride: 1},     // soft hyphen

@@ -11,24 +11,24 @@ import (
 	"unicode"
 )
 
-func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
+func TestCleanRemovesHiddenCharacters(t *testing.T) {
 	for _, test := range []struct{ name, raw, want string }{
 		{"an override, raw", "{\"description\":\"pay \u202Eecila\u202C\"}", `{"description":"pay ecila"}`},
 		{"an override, escaped", `{"description":"pay \u202eecila\u202C"}`, `{"description":"pay ecila"}`},
 		{"isolates and marks", `{"title":"\u2066a\u2069\u200e\u200f\u061c"}`, `{"title":"a"}`},
-		{"what has no width", "{\"instructions\":\"a\u200Bb\u2060c\uFEFFd\u180Ee\u00ADf\"}", `{"instructions":"abcdef"}`},
+		{"zero-width characters", "{\"instructions\":\"a\u200Bb\u2060c\uFEFFd\u180Ee\u00ADf\"}", `{"instructions":"abcdef"}`},
 		{"invisible operators", `{"title":"\u2061\u2062\u2063\u2064x"}`, `{"title":"x"}`},
-		{"controls in each spelling", `{"title":"\u0000a\bb\fc\u001b[8m` + "\x7f\u0085" + `\u009b\u007Fd"}`,
+		{"control characters, raw and escaped", `{"title":"\u0000a\bb\fc\u001b[8m` + "\x7f\u0085" + `\u009b\u007Fd"}`,
 			`{"title":"abc[8md"}`},
 		{"tags, raw", "{\"title\":\"a\U000E0041\U000E007F\"}", `{"title":"a"}`},
-		{"tags, as pairs of surrogates", `{"title":"a\udb40\udc41\uDB40\uDC7F"}`, `{"title":"a"}`},
-		{"selectors of variants that none has", `{"title":"a` + "\U000E0100" + `\udb40\uddef"}`, `{"title":"a"}`},
-		{"annotations between lines", `{"title":"\ufff9a\ufffa` + "\uFFFB" + `"}`, `{"title":"a"}`},
+		{"tags, as surrogate pairs", `{"title":"a\udb40\udc41\uDB40\uDC7F"}`, `{"title":"a"}`},
+		{"supplementary variation selectors", `{"title":"a` + "\U000E0100" + `\udb40\uddef"}`, `{"title":"a"}`},
+		{"interlinear annotations", `{"title":"\ufff9a\ufffa` + "\uFFFB" + `"}`, `{"title":"a"}`},
 		{"lone surrogates", `{"title":"a\ud800b\udc00\udc00c\ud83d"}`, `{"title":"abc"}`},
 		{"surrogates that would become a pair", `{"title":"\ud83d\u200b\ude00"}`, `{"title":""}`},
 		{"bytes that are not UTF-8", "{\"title\":\"a\xffb\xed\xa0\x80c\xc0\xaf\"}", `{"title":"abc"}`},
 		{"bytes that would become a character", "{\"title\":\"\xe2\x80\u200B\xae\"}", `{"title":""}`},
-		{"everything there is", `{"title":"\u202e"}`, `{"title":""}`},
+		{"hidden characters only", `{"title":"\u202e"}`, `{"title":""}`},
 		{"the description of a parameter", `{"inputSchema":{"properties":{"a":{"description":"\u202ex"}}}}`,
 			`{"inputSchema":{"properties":{"a":{"description":"x"}}}}`},
 		{"a parameter called description", `{"properties":{"description":{"description":"\u200bx"}}}`,
@@ -64,7 +64,7 @@ func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
 				t.Errorf("got %.200q", got)
 			}
 			if string(raw) != test.raw {
-				t.Error("what was given has changed")
+				t.Error("the input was changed")
 			}
 		})
 	}
@@ -78,7 +78,7 @@ func TestCleanKeepsTheRest(t *testing.T) {
 		{"other scripts", `{"title":"пример العربية עברית 漢字 \u6f22"}`},
 		{"dashes and quotes", `{"title":"a – b “c” … → \u2014 \u00a0"}`},
 		{"the replacement character", "{\"title\":\"\uFFFD \\ufffd \\uFFFD\"}"},
-		{"what is no escape", `{"title":"\\u202e \\\\ud800 \\b"}`},
+		{"text that is not an escape", `{"title":"\\u202e \\\\ud800 \\b"}`},
 		{"names", `{"name":"\u202e"}`},
 		{"text that a tool returned", `{"text":"\u202e"}`},
 		{"text that a tool returned, as a message",
@@ -90,10 +90,10 @@ func TestCleanKeepsTheRest(t *testing.T) {
 		{"keys", `{"\u200bdescription":"x","Description":"\u200b"}`},
 		{"elements of an array called title", `{"title":["\u200b"],"description":{"a":"\u200b"}}`},
 		{"a string by itself", `"\u202e"`},
-		{"what is no JSON", `{"title":"\u202e"`},
-		{"half an escape", `{"title":"\u20`},
+		{"invalid JSON", `{"title":"\u202e"`},
+		{"an incomplete escape", `{"title":"\u20`},
 		{"a backslash at the end", `\`},
-		{"nothing", ``},
+		{"an empty text", ``},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			raw := []byte(test.raw)
@@ -112,7 +112,7 @@ func TestCleanDecidesByTheCharacter(t *testing.T) {
 	const block = 0x100
 	for first := rune(0); first <= unicode.MaxRune; first += block {
 		if plane := first >> 16; first&0xFFFF >= 0x200 && plane > 1 && plane != 0xE {
-			continue // the beginning of planes that hide nothing will do
+			continue // of planes without hidden characters, test only the beginning
 		}
 		var raw, escaped, want strings.Builder
 		for r := first; r < first+block; r++ {
@@ -132,13 +132,13 @@ func TestCleanDecidesByTheCharacter(t *testing.T) {
 		for _, spelled := range []string{raw.String(), escaped.String()} {
 			var got struct{ Title string }
 			if err := json.Unmarshal(Clean([]byte(`{"title":"`+spelled+`"}`)), &got); err != nil || got.Title != want.String() {
-				t.Errorf("of %U and those that follow, written %.20q, remains %q, %v", first, spelled, got.Title, err)
+				t.Errorf("from %U on, written as %.20q: got %q, %v", first, spelled, got.Title, err)
 			}
 		}
 	}
 }
 
-// escape spells a character by its number.
+// escape returns a character as \u escapes.
 func escape(r rune) string {
 	if r < 0x10000 {
 		return fmt.Sprintf(`\u%04x`, r)
@@ -147,7 +147,7 @@ func escape(r rune) string {
 	return fmt.Sprintf(`\u%04X\u%04x`, 0xD800+r>>10, 0xDC00+r&0x3FF)
 }
 
-// hiding is the same set as in Clean, defined in another way.
+// hiding is the set of hidden characters, defined independently of Clean.
 var hiding = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x0000, 0x0008, 1}, {0x000B, 0x000C, 1}, {0x000E, 0x001F, 1}, {0x007F, 0x009F, 1}, {0x00AD, 0x00AD, 1},
@@ -173,10 +173,10 @@ func FuzzClean(f *testing.F) {
 		before := bytes.Clone(raw)
 		got := Clean(raw)
 		if !bytes.Equal(raw, before) {
-			t.Fatal("what was given has changed")
+			t.Fatal("the input was changed")
 		}
 		if again := Clean(got); !bytes.Equal(again, got) {
-			t.Fatalf("%q becomes %q, and that %q", raw, got, again)
+			t.Fatalf("%q becomes %q, then %q", raw, got, again)
 		}
 		if !json.Valid(raw) {
 			return
@@ -202,7 +202,8 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// visible also drops U+FFFD: encoding/json puts it where Clean takes something away.
+// visible is for [strings.Map]. It drops hidden characters, and U+FFFD, which encoding/json inserts
+// where Clean removes bytes.
 func visible(r rune) rune {
 	if r == unicode.ReplacementChar || unicode.Is(hiding, r) {
 		return -1
@@ -210,8 +211,8 @@ func visible(r rune) rune {
 	return r
 }
 
-// part takes the strings that Clean may change out of a text, by the tokens of
-// encoding/json, and returns what is around them, and them.
+// part returns the strings of a text that Clean may change, and the rest of the text. It reads the
+// tokens with encoding/json.
 func part(t *testing.T, raw []byte) (rest string, texts []string) {
 	t.Helper()
 	type container struct {

@@ -19,18 +19,18 @@ func (d digest) String() string { return hex.EncodeToString(d[:]) }
 // short returns enough of a digest to identify a definition.
 func (d digest) short() string { return hex.EncodeToString(d[:16]) }
 
-// maxRead is the longest definition, in bytes, whose content is hashed. A longer one is hashed byte for
-// byte, because parsing is much slower.
+// maxRead is the longest definition, in bytes, whose content is hashed. A longer one is hashed byte
+// for byte, because parsing is much slower.
 const maxRead = 256 << 10
 
 // digestOf returns the digest of a definition. The order of members, white space and escapes do not
-// matter. Everything else does: numbers as they are written, and the member _meta, which can name the
-// source of a user interface. A text that is not JSON, or that repeats a key in an object, is hashed byte
-// for byte, because programs may read it differently.
+// matter. Everything else does: numbers as they are written, and the member _meta, which can name
+// the source of a user interface. A text that is not JSON, or that repeats a key in an object, is
+// hashed byte for byte, because programs may read it differently.
 func digestOf(raw []byte) digest { return digestWith(raw, false) }
 
-// digestWithoutMeta returns the digest of a definition in the first format of pins, which ignored the
-// member _meta.
+// digestWithoutMeta returns the digest of a definition in the first format of pins, which ignored
+// the member _meta.
 func digestWithoutMeta(raw []byte) digest { return digestWith(raw, true) }
 
 func digestWith(raw []byte, withoutMeta bool) digest {
@@ -40,7 +40,7 @@ func digestWith(raw []byte, withoutMeta bool) digest {
 		}
 	}
 	h := sha256.New()
-	h.Write([]byte{'r'}) // unlike the prefixes of values
+	h.Write([]byte{'r'}) // a prefix that no value has
 	h.Write(raw)
 	return digest(h.Sum(nil))
 }
@@ -51,7 +51,8 @@ type value struct {
 	sum digest
 }
 
-// canonicalDigest hashes the content of a definition in one pass: a container by the hashes of its values.
+// canonicalDigest hashes the content of a definition in one pass: a container by the hashes of its
+// values.
 func canonicalDigest(raw []byte, withoutMeta bool) (d digest, ok bool) {
 	var (
 		s      jsonspan.Scanner
@@ -99,8 +100,8 @@ func canonicalDigest(raw []byte, withoutMeta bool) (d digest, ok bool) {
 	}
 }
 
-// appendText appends the decoded text of a string. If that is not valid UTF-8, it appends the encoded
-// string after a byte that valid text cannot contain.
+// appendText appends the decoded text of a string. If that is not valid UTF-8, it appends the
+// encoded string after a byte that valid text cannot contain.
 func appendText(dst, body []byte) []byte {
 	start := len(dst)
 	dst = jsonspan.AppendText(dst, body)

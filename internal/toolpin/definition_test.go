@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestDefinitionsThatSayTheSame(t *testing.T) {
+func TestEqualDefinitions(t *testing.T) {
 	for _, test := range []struct{ name, a, b string }{
 		{"in another order", `{"name":"a","inputSchema":{"type":"object","x":1}}`,
 			`{"inputSchema":{"x":1,"type":"object"},"name":"a"}`},
@@ -26,44 +26,44 @@ func TestDefinitionsThatSayTheSame(t *testing.T) {
 	}
 }
 
-func TestDefinitionsThatSayOtherThings(t *testing.T) {
+func TestDifferentDefinitions(t *testing.T) {
 	long := `{"name":"` + strings.Repeat("a", maxRead) + `"`
 	for _, test := range []struct{ name, a, b string }{
 		{"another description", `{"description":"a"}`, `{"description":"b"}`},
 		{"hidden characters", `{"description":"a"}`, `{"description":"a\u200b"}`},
-		{"a member more", `{"name":"a"}`, `{"name":"a","title":"a"}`},
+		{"an additional member", `{"name":"a"}`, `{"name":"a","title":"a"}`},
 		{"another annotation", `{"annotations":{"readOnlyHint":true}}`, `{"annotations":{"readOnlyHint":false}}`},
 		{"another icon", `{"icons":[{"src":"a"}]}`, `{"icons":[{"src":"b"}]}`},
 		{"elements in another order", `{"required":["a","b"]}`, `{"required":["b","a"]}`},
 		{"a number written in another way", `{"minimum":1}`, `{"minimum":1.0}`},
-		{"a number, and it as text", `{"default":1}`, `{"default":"1"}`},
-		{"a literal, and it as text", `{"default":null}`, `{"default":"null"}`},
-		{"an array and an object that are empty", `{"x":[]}`, `{"x":{}}`},
+		{"a number and a string", `{"default":1}`, `{"default":"1"}`},
+		{"a literal and a string", `{"default":null}`, `{"default":"null"}`},
+		{"an empty array and an empty object", `{"x":[]}`, `{"x":{}}`},
 		{"the same values elsewhere", `{"a":{"b":1},"c":{}}`, `{"a":{},"c":{"b":1}}`},
 		{"a key and a value exchanged", `{"a":"b"}`, `{"b":"a"}`},
 		{"elements in one array or two", `[["a"],["b"]]`, `[["a","b"],[]]`},
 		{"other metadata", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"}}}`,
 			`{"name":"a","_meta":{"ui":{"resourceUri":"ui://b"}}}`},
-		{"metadata, or none", `{"name":"a","_meta":{}}`, `{"name":"a"}`},
+		{"metadata and none", `{"name":"a","_meta":{}}`, `{"name":"a"}`},
 		{"a parameter called _meta", `{"inputSchema":{"properties":{"_meta":{}}}}`, `{"inputSchema":{"properties":{}}}`},
 		{"another lone surrogate", `{"title":"\ud800"}`, `{"title":"\ud801"}`},
 		{"another lone surrogate in a key", `{"\ud800":1}`, `{"\ud801":1}`},
 		{"another byte that is not UTF-8", "{\"title\":\"\xff\"}", "{\"title\":\"\xfe\"}"},
 		{"a key twice, in another order", `{"a":1,"a":2}`, `{"a":2,"a":1}`},
 		{"a key twice, or once", `{"a":1,"a":1}`, `{"a":1}`},
-		{"what is no JSON", `{"a":1`, `{"a": 1`},
-		{"nothing", ``, ` `},
-		{"what is too long to read", long + `}`, long + ` }`},
+		{"invalid JSON", `{"a":1`, `{"a": 1`},
+		{"empty and blank", ``, ` `},
+		{"definitions too long to parse", long + `}`, long + ` }`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if digestOf([]byte(test.a)) == digestOf([]byte(test.b)) {
-				t.Errorf("%s and %s are not told apart", test.a, test.b)
+				t.Errorf("%s and %s have the same digest", test.a, test.b)
 			}
 		})
 	}
 }
 
-// FuzzDefinition compares two texts with what encoding/json reads in them.
+// FuzzDefinition compares the digests of two texts with their values in encoding/json.
 func FuzzDefinition(f *testing.F) {
 	f.Add([]byte(`{"name":"a","icons":[1,{}],"x":null}`), []byte(`{"icons":[1, {}],"x":null,"n\u0061me":"a"}`))
 	f.Add([]byte(`{"a":[1,[2]],"_meta":1}`), []byte(`{"a":[[1],2],"_meta":2}`))
@@ -72,15 +72,15 @@ func FuzzDefinition(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		if !json.Valid(a) || !json.Valid(b) {
 			if digestOf(a) == digestOf(b) && !bytes.Equal(a, b) {
-				t.Errorf("%q and %q are not told apart", a, b)
+				t.Errorf("%q and %q have the same digest", a, b)
 			}
 			return
 		}
 		said, saidToo := decode(t, a), decode(t, b)
 		if digestOf(a) == digestOf(b) && !reflect.DeepEqual(said, saidToo) {
-			t.Errorf("%q and %q are not told apart", a, b)
+			t.Errorf("%q and %q have the same digest", a, b)
 		}
-		// What encoding/json has written anew repeats no key.
+		// Text that encoding/json has written does not repeat keys.
 		rewritten, err := json.Marshal(said)
 		if err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func BenchmarkDefine(b *testing.B) {
 	}
 }
 
-// descriptor is one of a tool as servers have them.
+// descriptor returns a typical descriptor of a tool.
 func descriptor(i int, description string) []byte {
 	return fmt.Appendf(
 		nil,

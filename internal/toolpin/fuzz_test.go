@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Pins that are read from anything are those that are written, and a definition that is
-// not the one that was first seen is a change, whatever was read before.
+// Pins that are read from arbitrary text, written and read again are the same. A definition that
+// differs from the first one is a change.
 func FuzzPins(f *testing.F) {
 	var pins Pins
 	pins.Observe("a", []byte(`{"name":"a"}`))
@@ -39,7 +39,7 @@ func FuzzPins(f *testing.F) {
 			for _, changed := range p.Changes() {
 				t.Fatalf("%q has changes: %+v", saved, changed)
 			}
-			// What it was does not matter to what it says.
+			// Pins that were written and read again give the same result.
 			a, newsA := p.Observe(tool, first)
 			if b, newsB := again.Observe(tool, first); a != b || newsA != newsB || p.Changed(tool) != a {
 				t.Fatalf("%q: %q changed %t, read again %t", saved, first, a, b)
@@ -47,7 +47,7 @@ func FuzzPins(f *testing.F) {
 		}
 		var fresh Pins
 		if changed, _ := fresh.Observe(tool, first); changed || fresh.Changed(tool) {
-			t.Fatalf("%q of %q is a change from nothing", first, tool)
+			t.Fatalf("%q of %q is a change, but the first definition", first, tool)
 		}
 		differs := digestOf(first) != digestOf(second)
 		if changed, _ := fresh.Observe(tool, second); changed != differs || fresh.Changed(tool) != differs ||

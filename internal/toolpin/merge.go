@@ -2,28 +2,29 @@ package toolpin
 
 import "time"
 
-// Merge merges the pins that other replicas have saved into p. Each tool then has one pin: an accepted
-// pin replaces one that was only seen, the later of two accepted pins wins, and of two that were only
-// seen theirs wins. A definition that the server shows to this replica counts as a change if it is not
-// the pinned one. Tools that only one side has stay, unless the whole server was accepted since.
+// Merge merges the pins that other replicas have saved into p. Each tool then has one pin: an
+// accepted pin replaces one that was only seen, the later of two accepted pins wins, and of two
+// that were only seen the saved one wins. A definition that the server shows to this replica counts
+// as a change if it is not the pinned one. Tools that only one side has stay, unless the whole
+// server was accepted later.
 //
-// Merge reports whether tools may now be shown or withheld that were not before. Afterwards p saves the
-// union of both sides, so that others that merge it get the same. If the pins were lost, they are no
-// longer. With an error, p stays unchanged.
-func (p *Pins) Merge(data []byte) (news bool, err error) {
-	theirs, err := read(data)
+// Merge reports whether tools may now be shown or withheld that were not before. Afterwards p saves
+// the union of both sides, so that replicas that merge it get the same. Pins that were lost are
+// restored. With an error, p stays unchanged.
+func (p *Pins) Merge(data []byte) (changed bool, err error) {
+	theirs, err := decodePins(data)
 	if err != nil {
 		return false, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.lost {
-		p.lost, p.fullSince, news = false, time.Time{}, true
+		p.lost, p.fullSince, changed = false, time.Time{}, true
 		p.version++
 	}
 	if theirs.acceptedAt.After(p.acceptedAt) {
 		p.dropBefore(theirs.acceptedAt)
-		news = true
+		changed = true
 	}
 	for tool, their := range theirs.tools {
 		if their.seen[0].at.Before(p.acceptedAt) {
@@ -40,21 +41,22 @@ func (p *Pins) Merge(data []byte) (news bool, err error) {
 		case t.isBetterThan(their) || t.equals(their):
 			continue
 		default:
-			news = p.repin(t, their) || news
+			changed = p.repin(t, their) || changed
 		}
 		p.version++
 	}
-	return news, nil
+	return changed, nil
 }
 
-// IsEmpty reports whether p has nothing that others could merge: nothing is pinned, or the pins are lost.
+// IsEmpty reports whether p has nothing that others could merge: nothing is pinned, or the pins are
+// lost.
 func (p *Pins) IsEmpty() bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.lost || len(p.tools) == 0 && p.acceptedAt.IsZero()
 }
 
-// dropBefore drops what was pinned before the whole server was accepted. The caller holds the lock.
+// dropBefore drops pins from before the whole server was accepted. The caller holds the lock.
 func (p *Pins) dropBefore(at time.Time) {
 	p.acceptedAt, p.fullSince = at, time.Time{}
 	for tool, t := range p.tools {
@@ -79,15 +81,15 @@ func (t *pin) isBetterThan(other *pin) bool {
 	return other.withoutMeta && !t.withoutMeta && at.Equal(otherAt) // the same pin, updated to the new format
 }
 
-// equals reports whether two pins are saved as the same.
+// equals reports whether two pins are the same once they are saved.
 func (t *pin) equals(other *pin) bool {
 	return t.seen[0].sum == other.seen[0].sum && t.seen[0].at.Equal(other.seen[0].at) &&
 		t.accepted == other.accepted && t.withoutMeta == other.withoutMeta
 }
 
-// repin replaces the pinned definition of a tool by that of another pin. It reports whether the tool may
-// have become changed or unchanged by that. The caller holds the lock.
-func (p *Pins) repin(t, other *pin) (news bool) {
+// repin replaces the pinned definition of a tool by that of another pin. It reports whether that
+// may change whether the tool counts as changed. The caller holds the lock.
+func (p *Pins) repin(t, other *pin) (changed bool) {
 	pinned, latest, text := other.seen[0], t.seen[t.latest], t.after
 	if t.latest == 0 {
 		text = t.before
@@ -106,7 +108,7 @@ func (p *Pins) repin(t, other *pin) (news bool) {
 		t.seen[0].raw, t.before = latest.raw, text
 	default:
 		if t.withoutMeta {
-			latest.raw = digest{} // forces See to compare it again
+			latest.raw = digest{} // forces Observe to compare it again
 		}
 		t.seen, t.latest, t.after = append(t.seen, latest), 1, text
 	}

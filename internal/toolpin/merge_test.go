@@ -8,13 +8,14 @@ import (
 	"time"
 )
 
-// A shared has the pins that replicas have in common.
+// A shared holds the pins in the shared store.
 type shared struct {
 	t    *testing.T
 	text string
 }
 
-// sync brings a replica together with the others. It reports whether lists are others.
+// sync merges the shared pins into those of a replica and stores the result. It reports whether
+// lists have changed.
 func (s *shared) sync(p *Pins) (news bool) {
 	s.t.Helper()
 	if s.text != "" {
@@ -27,7 +28,7 @@ func (s *shared) sync(p *Pins) (news bool) {
 	return news
 }
 
-// settled brings all replicas together, and checks that there is nothing left to do.
+// settled syncs all replicas and checks that syncing again changes nothing.
 func (s *shared) settled(all ...*Pins) {
 	s.t.Helper()
 	for _, p := range slices.Concat(all, all) {
@@ -52,43 +53,43 @@ func accepts(t *testing.T, p *Pins, tool string) {
 func TestMerge(t *testing.T) {
 	see := func(p *Pins, tool string, definitions ...string) {
 		for _, d := range definitions {
-			p.Observe(tool, say(d))
+			p.Observe(tool, defined(d))
 		}
 	}
 	for _, test := range []struct {
 		name string
-		do   func(t *testing.T, s *shared, a, b *Pins) (news bool) // at the one that is last
+		do   func(t *testing.T, s *shared, a, b *Pins) (news bool) // of the last sync
 
-		changed [2]bool // whether definitions 1 and 2 of the tool "x" are changes then
+		changed [2]bool // whether definitions 1 and 2 of the tool "x" are changes afterwards
 		news    bool
 	}{
-		{"seen at one", func(_ *testing.T, s *shared, a, b *Pins) bool {
+		{"seen at one replica", func(_ *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1")
 			s.sync(a)
 			return s.sync(b)
 		}, [2]bool{false, true}, false},
-		{"seen alike at both", func(_ *testing.T, s *shared, a, b *Pins) bool {
+		{"seen at both replicas, the same definition", func(_ *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1")
 			time.Sleep(time.Minute)
 			see(b, "x", "1")
 			s.sync(a)
 			return s.sync(b)
 		}, [2]bool{false, true}, false},
-		{"the first in the store is the one", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"the first definition in the store counts", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(b, "x", "2")
 			time.Sleep(time.Minute)
 			see(a, "x", "1")
 			s.sync(a)
 			news := s.sync(b)
 			if !b.Changed("x") || a.Changed("x") {
-				t.Error("the other one is not withheld at once")
+				t.Error("the other definition is not withheld at once")
 			}
-			if c := b.Changes(); len(c) != 1 || string(c[0].After) != string(say("2")) || c[0].Before != nil {
+			if c := b.Changes(); len(c) != 1 || string(c[0].After) != string(defined("2")) || c[0].Before != nil {
 				t.Errorf("changes for operators: %v", c)
 			}
 			return news
 		}, [2]bool{false, true}, true},
-		{"accepted at one", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"accepted at one replica", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1", "2")
 			see(b, "x", "1", "2")
 			s.sync(a)
@@ -97,7 +98,7 @@ func TestMerge(t *testing.T) {
 			s.sync(a)
 			return s.sync(b)
 		}, [2]bool{true, false}, true},
-		{"accepted at one, before the other has written what it has seen", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"accepted at one replica that has not written its pins yet", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1", "2")
 			see(b, "x", "1")
 			s.sync(b)
@@ -105,7 +106,7 @@ func TestMerge(t *testing.T) {
 			s.sync(a)
 			return s.sync(b)
 		}, [2]bool{true, false}, true},
-		{"what was accepted is not lost if the store is an old one", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"an accepted definition survives an old state of the store", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1", "2")
 			s.sync(a)
 			old := s.text
@@ -115,7 +116,7 @@ func TestMerge(t *testing.T) {
 			s.sync(a)
 			return s.sync(b)
 		}, [2]bool{true, false}, false},
-		{"accepted at both, the later counts", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"accepted at both replicas, the later one counts", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "0", "1")
 			s.sync(a)
 			s.sync(b)
@@ -136,14 +137,14 @@ func TestMerge(t *testing.T) {
 			s.sync(b)
 			return s.sync(a)
 		}, [2]bool{false, true}, true},
-		{"lost, and still in the store", func(_ *testing.T, s *shared, a, b *Pins) bool {
+		{"lost pins that are still in the store", func(_ *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1")
 			s.sync(a)
 			b.MarkLost()
 			see(b, "x", "2")
 			return s.sync(b)
 		}, [2]bool{false, true}, true},
-		{"lost, and accepted as a whole", func(t *testing.T, s *shared, a, b *Pins) bool {
+		{"lost pins, and the whole server accepted", func(t *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1")
 			s.sync(a)
 			time.Sleep(time.Minute)
@@ -154,8 +155,8 @@ func TestMerge(t *testing.T) {
 			s.sync(b)
 			return s.sync(a)
 		}, [2]bool{true, false}, true},
-		{"of the first format", func(_ *testing.T, s *shared, a, b *Pins) bool {
-			s.text = `{"format":1,"tools":[{"tool":"x","hash":"` + digestWithoutMeta(say("1")).String() +
+		{"pins of the first format", func(_ *testing.T, s *shared, a, b *Pins) bool {
+			s.text = `{"format":1,"tools":[{"tool":"x","hash":"` + digestWithoutMeta(defined("1")).String() +
 				`","first_seen":"2000-01-01T00:00:00Z"}]}`
 			s.sync(a)
 			see(b, "x", "1")
@@ -172,15 +173,15 @@ func TestMerge(t *testing.T) {
 				news := test.do(t, s, a, b)
 				s.settled(a, b)
 				if news != test.news {
-					t.Errorf("lists are others: %t", news)
+					t.Errorf("lists have changed: %t", news)
 				}
-				var later Pins // another replica, which has read it all
+				var later Pins // a replica that starts later
 				if _, err := later.Merge([]byte(s.text)); err != nil {
 					t.Fatal(err)
 				}
 				for name, p := range map[string]*Pins{"a": a, "b": b, "a third": &later} {
 					for i, want := range test.changed {
-						if changed, _ := p.Observe("x", say(fmt.Sprint(i+1))); changed != want {
+						if changed, _ := p.Observe("x", defined(fmt.Sprint(i+1))); changed != want {
 							t.Errorf("definition %d at %s has changed: %t", i+1, name, changed)
 						}
 					}
@@ -190,46 +191,46 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// To accept the whole server is to begin anew with it, everywhere.
-func TestMergeOfAServerThatBeginsAnew(t *testing.T) {
+// Accepting a whole server drops its pins at all replicas.
+func TestMergeOfAnAcceptedServer(t *testing.T) {
 	a, b, s := new(Pins), new(Pins), &shared{t: t}
 	for i := range maxTools {
-		a.Observe(fmt.Sprint(i), say("1"))
+		a.Observe(fmt.Sprint(i), defined("1"))
 	}
 	s.settled(a, b)
 	for _, p := range []*Pins{a, b} {
-		p.Observe("more", say("1"))
+		p.Observe("more", defined("1"))
 		if !p.Changed("more") {
-			t.Fatal("there is room")
+			t.Fatal("a tool above the limit was pinned")
 		}
 	}
 	accepts(t, a, "")
-	a.Observe("more", say("1"))
+	a.Observe("more", defined("1"))
 	s.sync(a)
 	if news := s.sync(b); !news || b.Changed("more") || len(b.Changes()) != 0 {
-		t.Errorf("at the other: %t, %v", news, b.Changes())
+		t.Errorf("at the other replica: %t, %v", news, b.Changes())
 	}
 	s.settled(a, b)
 	if len(a.tools) != 1 || len(b.tools) != 1 {
-		t.Errorf("%d and %d are pinned", len(a.tools), len(b.tools))
+		t.Errorf("%d and %d tools are pinned", len(a.tools), len(b.tools))
 	}
 }
 
 func TestMergeThatFails(t *testing.T) {
 	p := new(Pins)
-	p.Observe("x", say("1"))
+	p.Observe("x", defined("1"))
 	before := save(t, p)
 	if _, err := p.Merge([]byte(`{"format":9}`)); err == nil || save(t, p) != before {
-		t.Errorf("%v, left is %s", err, save(t, p))
+		t.Errorf("%v, then %s", err, save(t, p))
 	}
 }
 
 func TestMergeKeepsTextsBounded(t *testing.T) {
 	a, b, s := new(Pins), new(Pins), &shared{t: t}
 	for i := range 100 {
-		a.Observe(fmt.Sprint(i), say("1"))
-		b.Observe(fmt.Sprint(i), say("2"))
-		b.Observe(fmt.Sprint(i), say("3"))
+		a.Observe(fmt.Sprint(i), defined("1"))
+		b.Observe(fmt.Sprint(i), defined("2"))
+		b.Observe(fmt.Sprint(i), defined("3"))
 	}
 	s.settled(a, b)
 	n := 0

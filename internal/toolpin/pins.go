@@ -1,9 +1,9 @@
-// Package toolpin notices when the definition of a tool changes, and removes characters from definitions
-// that only a model sees.
+// Package toolpin notices when the definition of a tool changes, and removes characters from
+// definitions that only a model sees.
 //
-// A user who lets a model use a tool trusts the definition that was shown. A server can show another one
-// later. So the first definition of a tool is pinned, and each later one with another content is a change
-// until an operator accepts it.
+// A user who lets a model use a tool trusts the definition that was shown. A server can show
+// another one later. So the first definition of a tool is pinned, and each later one with another
+// content is a change until an operator accepts it.
 package toolpin
 
 import (
@@ -23,7 +23,8 @@ const (
 	maxTools = 10_000
 	// maxNames is the maximum number of bytes of their names together.
 	maxNames = 1_000_000
-	// maxChanges is the maximum number of changed definitions kept per tool. A further one replaces the last.
+	// maxChanges is the maximum number of changed definitions kept per tool. A further one replaces
+	// the last.
 	maxChanges = 16
 	// maxText is the longest definition, in bytes, that is kept for display.
 	maxText = 64 << 10
@@ -31,33 +32,33 @@ const (
 	maxTexts = 8 << 20
 )
 
-// Pins records how the tools of a server were defined when they were first seen. The zero value is empty
-// and ready for use. It is safe for concurrent use.
+// Pins records how the tools of a server were defined when they were first seen. The zero value is
+// empty and ready for use. It is safe for concurrent use.
 //
-// Its memory is bounded to 10,000 tools and a million bytes of names for a server. Tools beyond that count
-// as changed, because a change could not be noticed. Together they are one [Change] without a tool. To
-// accept it means to accept the whole server.
+// Its memory is bounded to 10,000 tools and a million bytes of names for a server. Tools beyond
+// that count as changed, because a change could not be noticed. Together they are one [Change]
+// without a tool; accepting it accepts the whole server.
 type Pins struct {
 	mu         sync.RWMutex
 	tools      map[string]*pin
 	nameBytes  int       // bytes of tool names
 	textBytes  int       // bytes of kept definitions
-	fullSince  time.Time // when there was first no room for a tool; zero if there always was
+	fullSince  time.Time // when a tool found no room for the first time; zero if none did
 	lost       bool      // the pins could not be read, so every tool counts as changed
 	acceptedAt time.Time // when the whole server was last accepted; earlier pins do not count
 	version    uint64
 }
 
-// A pin holds the known definitions of a tool, the pinned one first. When the maximum is reached, a new
-// definition replaces the last one.
+// A pin holds the known definitions of a tool, the pinned one first. When the maximum is reached, a
+// new definition replaces the last one.
 type pin struct {
 	seen   []definition
 	latest int
 	// The digest of the pinned definition ignores _meta: it comes from a file of the first format.
 	withoutMeta bool
 	accepted    bool // an operator has accepted the pinned definition
-	// The pinned definition and, if it is another one, the latest, as they were sent. Each is empty if
-	// it is unknown or too long.
+	// The pinned definition and, if it is another one, the latest, as they were sent. Each is empty
+	// if it is unknown or too long.
 	before, after json.RawMessage
 }
 
@@ -84,12 +85,12 @@ type Change struct {
 // ErrChangedAgain reports that the latest definition is not the one to be accepted.
 var ErrChangedAgain = errors.New("the definition has changed again")
 
-// Observe notes the definition of a tool. It reports whether it differs from the pinned one, and whether this
-// change is new. A change is new once, even if the server alternates between definitions, until the tool
-// is accepted. After sixteen changes of a tool, no more are new.
+// Observe notes the definition of a tool. It reports whether it differs from the pinned one, and
+// whether this change is new. A change is new once, even if the server alternates between
+// definitions, until the tool is accepted. After sixteen changes of a tool, no more are new.
 //
 // A definition with the same bytes as the latest costs one hash and no allocation.
-func (p *Pins) Observe(tool string, descriptor []byte) (changed, news bool) {
+func (p *Pins) Observe(tool string, descriptor []byte) (changed, isNew bool) {
 	raw := digest(sha256.Sum256(descriptor))
 	p.mu.RLock()
 	sum, known, latest := p.tools[tool].find(raw)
@@ -109,9 +110,9 @@ func (p *Pins) Observe(tool string, descriptor []byte) (changed, news bool) {
 			t.seen[0].sum, t.withoutMeta = d.sum, false
 			p.version++
 		}
-		changed, news = t.setLatest(d)
+		changed, isNew = t.setLatest(d)
 		p.keepText(t, descriptor)
-		return changed, news
+		return changed, isNew
 	}
 	if d.at.Before(p.acceptedAt) {
 		d.at = p.acceptedAt
@@ -121,15 +122,15 @@ func (p *Pins) Observe(tool string, descriptor []byte) (changed, news bool) {
 		p.version++
 		return false, false
 	}
-	news = p.fullSince.IsZero()
-	if news {
+	isNew = p.fullSince.IsZero()
+	if isNew {
 		p.fullSince = d.at
 	}
-	return true, news
+	return true, isNew
 }
 
-// find returns the digest and index of the known definition with these bytes, or -1, and whether it is
-// the latest.
+// find returns the digest and index of the known definition with these bytes, or -1, and whether it
+// is the latest.
 func (t *pin) find(raw digest) (sum digest, i int, latest bool) {
 	if t == nil {
 		return digest{}, -1, false
@@ -143,22 +144,23 @@ func (t *pin) find(raw digest) (sum digest, i int, latest bool) {
 }
 
 // setLatest makes d the latest definition.
-func (t *pin) setLatest(d definition) (changed, news bool) {
+func (t *pin) setLatest(d definition) (changed, isNew bool) {
 	t.latest = slices.IndexFunc(t.seen, func(known definition) bool { return known.sum == d.sum })
 	switch {
 	case t.latest >= 0:
 		t.seen[t.latest].raw = d.raw
 	case len(t.seen) <= maxChanges:
 		t.seen = append(t.seen, d)
-		t.latest, news = len(t.seen)-1, true
+		t.latest, isNew = len(t.seen)-1, true
 	default:
 		t.latest = maxChanges
 		t.seen[t.latest] = d
 	}
-	return t.latest != 0, news
+	return t.latest != 0, isNew
 }
 
-// keepText keeps the text of the latest definition of a tool, if it can be displayed and there is room.
+// keepText keeps the text of the latest definition of a tool, if it can be displayed and there is
+// room.
 func (p *Pins) keepText(t *pin, descriptor []byte) {
 	p.textBytes -= len(t.after)
 	t.after = nil
@@ -179,8 +181,8 @@ func (p *Pins) keepText(t *pin, descriptor []byte) {
 	}
 }
 
-// Changed reports whether the latest definition of a tool differs from the pinned one. A tool that was
-// never seen has not changed.
+// Changed reports whether the latest definition of a tool differs from the pinned one. A tool that
+// was never seen has not changed.
 func (p *Pins) Changed(tool string) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -211,12 +213,12 @@ func (p *Pins) Changes() []Change {
 	return changes
 }
 
-// Accept pins the latest definition of a tool, or of all tools if tool is empty. It returns how many
-// [Pins.Changes] it has accepted. If seen is not empty, it must be the Seen of the [Change]; if the
-// definition has changed since, the error is [ErrChangedAgain].
+// Accept pins the latest definition of a tool, or of all tools if tool is empty. It returns how
+// many [Pins.Changes] it has accepted. If seen is not empty, it must be the Seen of the [Change];
+// if the definition has changed since, the error is [ErrChangedAgain].
 //
-// If the server has more tools than can be pinned, accepting all of them drops the pins: each tool is
-// pinned when it is seen next.
+// If the server has more tools than can be pinned, accepting all of them drops the pins: each tool
+// is pinned when it is seen next.
 func (p *Pins) Accept(tool, seen string) (accepted int, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -249,14 +251,15 @@ func (p *Pins) acceptAll() (accepted int) {
 	return accepted
 }
 
-// MarkLost notes that the pins could not be read. Every tool counts as changed until all are accepted.
+// MarkLost notes that the pins could not be read. Every tool counts as changed until all are
+// accepted.
 func (p *Pins) MarkLost() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tools, p.nameBytes, p.textBytes, p.fullSince, p.lost = nil, 0, 0, now(), true
 }
 
-// ClearLost undoes Lose, because there were no pins to lose.
+// ClearLost undoes MarkLost, because there were no pins to read.
 func (p *Pins) ClearLost() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,8 +283,8 @@ func (p *Pins) accept(t *pin) int {
 	return 1
 }
 
-// Version returns a number that grows whenever there is something new to save. Read it before saving, so
-// that changes during the save are saved the next time.
+// Version returns a number that grows whenever there is something new to save. Read it before
+// saving, so that changes during the save are saved the next time.
 func (p *Pins) Version() uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
@@ -307,7 +310,7 @@ func (p *Pins) pin(tool string, d definition) *pin {
 	return t
 }
 
-// now returns the time in whole seconds, as it is saved.
+// now returns the time in whole seconds, because pins are saved like that.
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
 
 // later returns at, or the second following after if at is not later than that.

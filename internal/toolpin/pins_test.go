@@ -14,25 +14,25 @@ import (
 	"time"
 )
 
-// say is a definition by its description.
-func say(description string) []byte { return descriptor(1, description) }
+// defined returns a definition with a description.
+func defined(description string) []byte { return descriptor(1, description) }
 
 // see observes a definition and checks the result.
 func see(t *testing.T, p *Pins, tool, description string, changed, news bool) {
 	t.Helper()
-	gotChanged, gotNews := p.Observe(tool, say(description))
+	gotChanged, gotNews := p.Observe(tool, defined(description))
 	if gotChanged != changed || gotNews != news {
 		t.Errorf("%s %q: changed %v, news %v; want %v, %v", tool, description, gotChanged, gotNews, changed, news)
 	}
 	if got := p.Changed(tool); got != changed {
-		t.Errorf("%s %q: a call says %v", tool, description, got)
+		t.Errorf("%s %q: Changed returned %v", tool, description, got)
 	}
 }
 
 func TestFirstDefinitionIsPinned(t *testing.T) {
 	p := new(Pins)
 	if p.Changed("read") {
-		t.Error("a tool that was never seen has changed")
+		t.Error("an unknown tool has changed")
 	}
 	see(t, p, "read", "reads", false, false)
 	see(t, p, "read", "reads", false, false)
@@ -42,7 +42,7 @@ func TestFirstDefinitionIsPinned(t *testing.T) {
 	see(t, p, "write", "writes", false, false)
 }
 
-func TestSpellingIsNoChange(t *testing.T) {
+func TestSpellingDoesNotCount(t *testing.T) {
 	p := new(Pins)
 	for _, descriptor := range []string{`{"name":"a","title":"b"}`, `{ "title":"\u0062", "name":"a" }`,
 		`{"name":"a","title":"b"}`} {
@@ -52,8 +52,8 @@ func TestSpellingIsNoChange(t *testing.T) {
 	}
 }
 
-// Pins of the first format, in which _meta did not count, raise no alarm. From the first
-// definition on that they are of, it does.
+// Pins of the first format, in which _meta did not count, report no change. As soon as their
+// definition is seen again, _meta counts.
 func TestPinsOfTheFirstFormat(t *testing.T) {
 	const atFirst, later, other = `{"name":"a","_meta":{"ui":"a"}}`, `{"name":"a","_meta":{"ui":"b"}}`,
 		`{"name":"a","title":"x"}`
@@ -87,7 +87,7 @@ func TestPinsOfTheFirstFormat(t *testing.T) {
 		version := p.Version()
 		seen(t, p, atFirst, false)
 		if p.Version() == version {
-			t.Error("there is nothing to save")
+			t.Error("the version has not grown")
 		}
 		reload()
 		seen(t, p, later, true)
@@ -107,7 +107,7 @@ func TestPinsOfTheFirstFormat(t *testing.T) {
 	}
 }
 
-// If pins are lost, every tool counts as changed until all is accepted.
+// If pins are lost, every tool counts as changed until all are accepted.
 func TestLostPins(t *testing.T) {
 	p := new(Pins)
 	see(t, p, "read", "1", false, false)
@@ -119,7 +119,7 @@ func TestLostPins(t *testing.T) {
 	see(t, p, "read", "1", true, false)
 	see(t, p, "write", "1", true, false)
 	if n, err := p.Accept("read", ""); n != 0 || err != nil {
-		t.Errorf("one of them is accepted: %d, %v", n, err)
+		t.Errorf("a single tool is accepted: %d, %v", n, err)
 	}
 	if got := p.Changes(); len(got) != 1 || !got[0].Lost || got[0].Tool != "" {
 		t.Errorf("%+v", got)
@@ -131,7 +131,7 @@ func TestLostPins(t *testing.T) {
 	see(t, p, "read", "1", true, true)
 	p.MarkLost()
 	if err := p.UnmarshalJSON([]byte(`{"format":2,"tools":[]}`)); err != nil || p.Changed("read") {
-		t.Errorf("they are found again: %v", err)
+		t.Errorf("after the pins were read: %v", err)
 	}
 }
 
@@ -158,7 +158,7 @@ func TestAccept(t *testing.T) {
 		{"one tool", "read", 1, []string{"write"}},
 		{"all tools", "", 2, nil},
 		{"a tool that has not changed", "same", 0, []string{"read", "write"}},
-		{"a tool that was never seen", "other", 0, []string{"read", "write"}},
+		{"an unknown tool", "other", 0, []string{"read", "write"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := new(Pins)
@@ -172,19 +172,19 @@ func TestAccept(t *testing.T) {
 				t.Errorf("accepted %d, %v", got, err)
 			}
 			if got := p.Version() != version; got != (test.want > 0) {
-				t.Errorf("something to save: %v", got)
+				t.Errorf("the version has grown: %v", got)
 			}
 			var left []string
 			for _, c := range p.Changes() {
 				left = append(left, c.Tool)
 			}
 			if !slices.Equal(left, test.left) {
-				t.Errorf("left are %q", left)
+				t.Errorf("remaining changes %q", left)
 			}
 		})
 	}
 	if got, err := new(Pins).Accept("", ""); got != 0 || err != nil {
-		t.Errorf("nothing was seen, and accepted are %d, %v", got, err)
+		t.Errorf("without tools, accepted %d, %v", got, err)
 	}
 }
 
@@ -201,7 +201,7 @@ func TestChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := new(Pins)
 		if got := p.Changes(); len(got) != 0 {
-			t.Errorf("nothing was seen, but %v changed", got)
+			t.Errorf("without tools, changes %v", got)
 		}
 		see(t, p, "read", "1", false, false)
 		time.Sleep(time.Minute)
@@ -212,11 +212,11 @@ func TestChanges(t *testing.T) {
 		want := []Change{
 			{
 				Tool:   "read",
-				Pinned: digestOf(say("1")).String()[:32],
-				Seen:   digestOf(say("2")).String()[:32],
+				Pinned: digestOf(defined("1")).String()[:32],
+				Seen:   digestOf(defined("2")).String()[:32],
 				At:     at.UTC(),
-				Before: say("1"),
-				After:  say("2"),
+				Before: defined("1"),
+				After:  defined("2"),
 			},
 		}
 		got := p.Changes()
@@ -225,14 +225,14 @@ func TestChanges(t *testing.T) {
 		}
 		text, _ := json.Marshal(got[0])
 		if want := `{"tool":"read","pinned":"` + want[0].Pinned + `","seen":"` + want[0].Seen +
-			`","at":"2000-01-01T00:01:00Z","before":` + string(say("1")) + `,"after":` + string(say("2")) +
+			`","at":"2000-01-01T00:01:00Z","before":` + string(defined("1")) + `,"after":` + string(defined("2")) +
 			`}`; string(text) != want {
 			t.Errorf("got %s", text)
 		}
 	})
 }
 
-func TestAcceptWhatWasSeen(t *testing.T) {
+func TestAcceptSeen(t *testing.T) {
 	p := new(Pins)
 	see(t, p, "read", "1", false, false)
 	see(t, p, "read", "2", true, true)
@@ -259,57 +259,57 @@ func TestAcceptWhatWasSeen(t *testing.T) {
 	}
 	for _, seen := range []string{latest, reviewed} {
 		if n, err := p.Accept("read", seen); n != 0 || err != nil {
-			t.Errorf("once more: accepted %d, %v", n, err)
+			t.Errorf("accepted again: %d, %v", n, err)
 		}
 	}
 	see(t, p, "read", "3", false, false)
 	see(t, p, "read", "2", true, true)
 }
 
-func TestDefinitionsCanBeLookedAt(t *testing.T) {
-	p, one, two, three := new(Pins), say("1"), say("2"), say("3")
-	is := func(what string, before, after []byte) {
+func TestChangesShowDefinitions(t *testing.T) {
+	p, one, two, three := new(Pins), defined("1"), defined("2"), defined("3")
+	check := func(step string, before, after []byte) {
 		t.Helper()
 		changes := p.Changes()
 		if len(changes) != 1 || !bytes.Equal(changes[0].Before, before) || !bytes.Equal(changes[0].After, after) {
-			t.Errorf("%v: %v", what, changes)
+			t.Errorf("%v: %v", step, changes)
 		}
 	}
 	shown := bytes.Clone(one)
 	p.Observe("read", shown)
-	clear(shown) // it is the caller's
+	clear(shown) // the caller may reuse it
 	p.Observe("read", two)
-	is("a change", one, two)
+	check("a change", one, two)
 	p.Observe("read", three)
-	is("another", one, three)
+	check("another change", one, three)
 	p.Observe("read", one)
 	p.Observe("read", two)
-	is("there and back", one, two)
+	check("the first change again", one, two)
 	_, _ = p.Accept("read", "")
 	p.Observe("read", one)
-	is("accepted", two, one)
+	check("after acceptance", two, one)
 
 	text := save(t, p)
 	if err := p.UnmarshalJSON([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	p.Observe("read", one)
-	is("after a restart", nil, one)
+	check("after a restart", nil, one)
 	p.Observe("read", two)
 	p.Observe("read", three)
-	is("after a restart, the pinned one has been seen", two, three)
+	check("after a restart, when the pinned definition was seen", two, three)
 }
 
-func TestDefinitionsThatCannotBeLookedAt(t *testing.T) {
+func TestDefinitionsThatCannotBeShown(t *testing.T) {
 	long := strings.Repeat("x", maxText)
 	for _, test := range []struct{ name, text, want string }{
 		{"too long", `{"description":"` + long + `"}`, ""},
-		{"no JSON", `{"description":`, ""},
-		{"no UTF-8", "{\"description\":\"\xff\"}", "{\"description\":\"\ufffd\"}"},
+		{"invalid JSON", `{"description":`, ""},
+		{"invalid UTF-8", "{\"description\":\"\xff\"}", "{\"description\":\"\ufffd\"}"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := new(Pins)
-			p.Observe("read", say("1"))
+			p.Observe("read", defined("1"))
 			p.Observe("read", []byte(test.text))
 			if got := p.Changes(); len(got) != 1 || string(got[0].After) != test.want || got[0].Seen == "" {
 				t.Errorf("got %.200v", got)
@@ -334,10 +334,10 @@ func TestTextsAreBounded(t *testing.T) {
 	}
 	for round := range 3 {
 		for i := range 2 * maxTexts / maxText {
-			p.Observe(fmt.Sprint(i), say(fmt.Sprint(round, text)))
+			p.Observe(fmt.Sprint(i), defined(fmt.Sprint(round, text)))
 		}
 		if kept() < maxTexts/2 {
-			t.Error("there was room")
+			t.Error("texts were dropped although there was room")
 		}
 	}
 	_, _ = p.Accept("", "")
@@ -354,7 +354,7 @@ func TestEndlessDefinitionsAreBounded(t *testing.T) {
 		t.Errorf("%d definitions are remembered", got)
 	}
 	last := fmt.Sprint(3*maxChanges - 1)
-	if got := p.Changes()[0].Seen; got != digestOf(say(last)).short() {
+	if got := p.Changes()[0].Seen; got != digestOf(defined(last)).short() {
 		t.Errorf("%s was seen last", got)
 	}
 	see(t, p, "read", "pinned", false, false)
@@ -371,13 +371,13 @@ func TestToolsBeyondTheBoundCountAsChanged(t *testing.T) {
 	}{
 		{"too many tools", func(p *Pins) string {
 			for i := range maxTools {
-				p.Observe(fmt.Sprint(i), say("1"))
+				p.Observe(fmt.Sprint(i), defined("1"))
 			}
 			return "0"
 		}},
-		{"names too long", func(p *Pins) string {
+		{"too many bytes of names", func(p *Pins) string {
 			long := strings.Repeat("x", maxNames-3)
-			p.Observe(long, say("1"))
+			p.Observe(long, defined("1"))
 			return long
 		}},
 	} {
@@ -396,7 +396,7 @@ func TestToolsBeyondTheBoundCountAsChanged(t *testing.T) {
 				t.Errorf("%.100v changed", got)
 			}
 			if got, _ := p.Accept("more", ""); got != 0 {
-				t.Errorf("%d were accepted by a name that is not pinned", got)
+				t.Errorf("%d were accepted by the name of a tool that is not pinned", got)
 			}
 			if got, _ := p.Accept("", ""); got != 2 {
 				t.Errorf("%d were accepted", got)
@@ -419,7 +419,7 @@ func TestPinsOutliveARestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hash := digestOf(say("1")).String()
+		hash := digestOf(defined("1")).String()
 		want := `{"format":2,"tools":[` +
 			`{"tool":"list","hash":"` + hash + `","first_seen":"2000-01-01T00:00:00Z"},` +
 			`{"tool":"read","hash":"` + hash + `","first_seen":"2000-01-01T01:00:00Z"},` +
@@ -439,23 +439,23 @@ func TestPinsOutliveARestart(t *testing.T) {
 		see(t, &loaded, "read", "2", true, true)
 		see(t, &loaded, "list", "1", false, false)
 		if loaded.Version() != version {
-			t.Error("nothing is pinned anew, but there is something to save")
+			t.Error("nothing new is pinned, but the version has grown")
 		}
 	})
 }
 
-func TestVersionGrowsWithWhatIsSaved(t *testing.T) {
+func TestVersionGrowsWithSavedText(t *testing.T) {
 	p := new(Pins)
 	version, text := p.Version(), save(t, p)
 	for _, step := range []struct {
 		name string
 		do   func()
 	}{
-		{"a tool is pinned", func() { p.Observe("read", say("1")) }},
-		{"it is seen again", func() { p.Observe("read", say("1")) }},
-		{"it changes", func() { p.Observe("read", say("2")) }},
+		{"a tool is pinned", func() { p.Observe("read", defined("1")) }},
+		{"the tool is seen again", func() { p.Observe("read", defined("1")) }},
+		{"the tool changes", func() { p.Observe("read", defined("2")) }},
 		{"the change is accepted", func() { _, _ = p.Accept("read", "") }},
-		{"it is accepted again", func() { _, _ = p.Accept("", "") }},
+		{"the change is accepted again", func() { _, _ = p.Accept("", "") }},
 	} {
 		step.do()
 		nowVersion, nowText := p.Version(), save(t, p)
@@ -475,17 +475,17 @@ func save(t *testing.T, p *Pins) string {
 	return string(text)
 }
 
-func TestWhatCannotBeLoaded(t *testing.T) {
+func TestUnmarshalRefuses(t *testing.T) {
 	tool := func(hash string) string {
 		return `{"format":1,"tools":[{"tool":"write","hash":"` + hash + `","first_seen":"2000-01-01T00:00:00Z"}]}`
 	}
 	for _, test := range []struct{ name, text, want string }{
-		{"no JSON", `{`, "unexpected end"},
-		{"nothing", `null`, "format is 0"},
+		{"invalid JSON", `{`, "unexpected end"},
+		{"null", `null`, "format is 0"},
 		{"another format", `{"format":3,"tools":[]}`, "format is 3"},
 		{"a hash too short", tool("00"), `hash of "write"`},
 		{"a hash too long", tool(strings.Repeat("0", 66)), `hash of "write"`},
-		{"no hash", tool(strings.Repeat("x", 64)), `hash of "write"`},
+		{"an invalid hash", tool(strings.Repeat("x", 64)), `hash of "write"`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := new(Pins)
@@ -495,7 +495,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 			if got := save(t, p); got != before {
-				t.Errorf("left is %s", got)
+				t.Errorf("pins are now %s", got)
 			}
 		})
 	}
@@ -504,7 +504,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 func TestLoadedPinsAreBounded(t *testing.T) {
 	file := saved{Format: format}
 	for i := range maxTools + 1 {
-		file.Tools = append(file.Tools, savedTool{Tool: fmt.Sprint(i), Hash: digestOf(say("1")).String()})
+		file.Tools = append(file.Tools, savedTool{Tool: fmt.Sprint(i), Hash: digestOf(defined("1")).String()})
 	}
 	text, _ := json.Marshal(file)
 	var p Pins
@@ -520,7 +520,7 @@ func TestLoadedPinsAreBounded(t *testing.T) {
 func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 	p := new(Pins)
 	for i := range 10 {
-		p.Observe(fmt.Sprint(i), say("0"))
+		p.Observe(fmt.Sprint(i), defined("0"))
 	}
 	var news [8]int
 	var clients sync.WaitGroup
@@ -528,7 +528,7 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 		clients.Go(func() {
 			for round := range 50 {
 				for i := range 10 {
-					if _, isNews := p.Observe(fmt.Sprint(i), say(fmt.Sprint((round+client)%5))); isNews {
+					if _, isNews := p.Observe(fmt.Sprint(i), defined(fmt.Sprint((round+client)%5))); isNews {
 						news[client]++
 					}
 					p.Changed(fmt.Sprint(i))
@@ -539,7 +539,7 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 					t.Error(err)
 				}
 				_, _ = p.Accept("other", "")
-				p.Observe("other", say(fmt.Sprint(client)))
+				p.Observe("other", defined(fmt.Sprint(client)))
 			}
 		})
 	}
@@ -549,19 +549,19 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 		total += n
 	}
 	if total != 10*4 {
-		t.Errorf("%d changes were news, not the 4 of each tool", total)
+		t.Errorf("%d changes were news, want 4 of each tool", total)
 	}
 }
 
-func TestSeeAllocatesNothingForWhatIsKnown(t *testing.T) {
-	p, raw := new(Pins), say("1")
+func TestObserveAllocatesNothing(t *testing.T) {
+	p, raw := new(Pins), defined("1")
 	p.Observe("read", raw)
 	if got := testing.AllocsPerRun(100, func() { p.Observe("read", raw); p.Changed("read") }); got != 0 {
 		t.Errorf("%v allocations", got)
 	}
 }
 
-func BenchmarkSee(b *testing.B) {
+func BenchmarkObserve(b *testing.B) {
 	p := new(Pins)
 	names, size := make([]string, 1000), 0
 	raws := make([][]byte, 1000)

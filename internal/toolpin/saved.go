@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// format is the version of saved pins. The first format ignored the _meta of tools. Its digests are used
-// until a definition is seen that matches one.
+// format is the version of saved pins. The first format ignored the _meta of tools. Its digests are
+// used until a definition is seen that matches one.
 const format = 2
 
 type saved struct {
@@ -29,8 +29,8 @@ type savedTool struct {
 	Accepted    bool `json:"accepted,omitempty"`
 }
 
-// MarshalJSON returns the pins in a stable order. Changes that were not accepted are not saved, because
-// they will be seen again.
+// MarshalJSON returns the pins in a stable order. Changes that were not accepted are not saved,
+// because they will be seen again.
 func (p *Pins) MarshalJSON() ([]byte, error) {
 	p.mu.RLock()
 	file := saved{Format: format, Tools: []savedTool{}, AcceptedAt: p.acceptedAt}
@@ -42,10 +42,10 @@ func (p *Pins) MarshalJSON() ([]byte, error) {
 	return json.Marshal(file)
 }
 
-// UnmarshalJSON replaces all pins with those that [Pins.MarshalJSON] returned. With an error, p stays
-// unchanged.
+// UnmarshalJSON replaces all pins with those that [Pins.MarshalJSON] returned. With an error, p
+// stays unchanged.
 func (p *Pins) UnmarshalJSON(data []byte) error {
-	loaded, err := read(data)
+	loaded, err := decodePins(data)
 	if err != nil {
 		return err
 	}
@@ -57,14 +57,14 @@ func (p *Pins) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// read decodes saved pins.
-func read(data []byte) (*Pins, error) {
+// decodePins decodes saved pins.
+func decodePins(data []byte) (*Pins, error) {
 	var file saved
 	if err := json.Unmarshal(data, &file); err != nil {
 		return nil, fmt.Errorf("read pinned tools: %w", err)
 	}
 	if file.Format != 1 && file.Format != format {
-		return nil, fmt.Errorf("read pinned tools: format is %d, not %d", file.Format, format)
+		return nil, fmt.Errorf("read pinned tools: format is %d, but this version reads only 1 to %d", file.Format, format)
 	}
 	loaded := &Pins{acceptedAt: file.AcceptedAt}
 	for _, tool := range file.Tools {

@@ -19,7 +19,7 @@ func names(hits []Hit) string {
 	return strings.Join(all, " ")
 }
 
-var some = []Tool{
+var examples = []Tool{
 	tool("fs::read_text_file", `{"name":"read_text_file","title":"Read Text File","description":"Read the complete `+
 		`contents of a file as text.\nHandles encodings.","inputSchema":{"type":"object",`+
 		`"properties":{"path":{"type":"string"},"head":{"type":"number","description":"only the first N lines"}}}}`),
@@ -41,7 +41,7 @@ var some = []Tool{
 }
 
 func TestSearch(t *testing.T) {
-	x := New(some)
+	x := New(examples)
 	for _, test := range []struct {
 		name, query string
 		limit       int
@@ -97,7 +97,7 @@ func TestSearch(t *testing.T) {
 }
 
 func TestHitsHaveSummaries(t *testing.T) {
-	x := New(some)
+	x := New(examples)
 	for query, want := range map[string]string{
 		"read_text_file":      "Read the complete contents of a file as text.",
 		"search_repositories": "Search for GitHub repositories, e.g. by topic.",

@@ -10,10 +10,10 @@ func TestSummary(t *testing.T) {
 	for _, test := range []struct {
 		name, text, want string
 	}{
-		{"nothing", " \n ", ""},
+		{"a blank text", " \n ", ""},
 		{"a sentence", "Reads a file. Then more.", "Reads a file."},
 		{"a line", "\n  Reads a file\r\nand more", "Reads a file"},
-		{"no end", "Reads a file", "Reads a file"},
+		{"no end of a sentence", "Reads a file", "Reads a file"},
 		{"a question", "What? This.", "What?"},
 		{"an abbreviation", "Reads files, e.g. logs. Fast.", "Reads files, e.g. logs."},
 		{"a version and a file", "Reads v1.2 of a.txt. Fast.", "Reads v1.2 of a.txt."},

@@ -9,14 +9,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Focus is an argument that the gateway adds to tools. With it a client says what it looks for: if
-// the result is too large, the mask keeps the parts about that. The server never gets the argument.
+// A Focus is an argument that the gateway adds to tools. With it a client says what it looks for:
+// if the result is too large, the mask keeps the parts about that. The server never gets the
+// argument.
 type Focus struct {
 	name     string // name of the argument
 	property []byte // member of the properties in a schema
 }
 
-// NewFocus returns a Focus whose argument has a name.
+// NewFocus returns a Focus with an argument of this name.
 func NewFocus(name string) *Focus {
 	schema := `{"type":"string","description":"` + focusDescription + `"}`
 	return &Focus{name, slices.Concat(jsonrpc.Quote(name), []byte(":"+schema))}
@@ -27,7 +28,7 @@ const focusDescription = "What you look for; a long result is cut to it."
 
 // A toolSchema is the schema of the arguments of a tool.
 type toolSchema struct {
-	at         int // position of inputSchema in the definition
+	offset     int // of schema in the definition
 	schema     []byte
 	properties jsonspan.Value // in schema; zero if missing
 }
@@ -41,10 +42,10 @@ func (f *Focus) Add(tool []byte) (jsonspan.Edit, bool) {
 	}
 	if s.properties.End == 0 {
 		e := jsonspan.Append(s.schema, slices.Concat([]byte(`"properties":{`), f.property, []byte("}")))
-		return e.Moved(s.at), true
+		return e.Moved(s.offset), true
 	}
 	e := jsonspan.Append(s.schema[s.properties.Start:s.properties.End], f.property)
-	return e.Moved(s.at + s.properties.Start), true
+	return e.Moved(s.offset + s.properties.Start), true
 }
 
 // hasArgument reports whether a tool has an argument of this name, ignoring case.
@@ -81,7 +82,7 @@ func readToolSchema(tool []byte) (s toolSchema, ok bool) {
 		case ok || m.Value.Kind != jsonspan.BeginObject:
 			return s, false
 		default:
-			s.at, s.schema, ok = m.Value.Start, tool[m.Value.Start:m.End], true
+			s.offset, s.schema, ok = m.Value.Start, tool[m.Value.Start:m.End], true
 		}
 	}
 	if !ok {
@@ -105,8 +106,8 @@ func readToolSchema(tool []byte) (s toolSchema, ok bool) {
 // cut.
 const maxGoal = 1000
 
-// Take removes all copies of the argument from a call. It returns the value: what the client looks
-// for.
+// Take removes all copies of the argument from a call. It returns the value, the goal of the
+// client.
 func (f *Focus) Take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, failure *jsonrpc.Failure) {
 	arguments := m.Literal(jsonrpc.Arguments)
 	var removal jsonspan.Removal

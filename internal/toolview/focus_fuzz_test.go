@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// The server gets all arguments of a call except for the gateway's own.
+// FuzzFocusTake checks that the server gets all arguments of a call except the one of the gateway.
 func FuzzFocusTake(f *testing.F) {
 	for _, arguments := range []string{
 		`{}`, `{"a":1}`, `{"focus":"x"}`, `{"focus":"x","a":1}`, `{"a":1, "focus" : "x" }`,
@@ -32,7 +32,7 @@ func FuzzFocusTake(f *testing.F) {
 			return
 		}
 		if _, has := want["focus"]; focus.IsGiven(&m) != has {
-			t.Fatalf("%s: whether it is given: %t", arguments, !has)
+			t.Fatalf("%s: given = %t", arguments, !has)
 		}
 		goal, edited, failure := focus.Take(&m)
 		if failure != nil {
@@ -52,7 +52,7 @@ func FuzzFocusTake(f *testing.F) {
 	})
 }
 
-// The definition of a tool gets one more argument, or stays unchanged.
+// FuzzFocusAdd checks that the definition of a tool gets one more argument or stays unchanged.
 func FuzzFocusAdd(f *testing.F) {
 	for _, schema := range []string{
 		`{"type":"object"}`, `{}`, `{ }`, `{"properties":{}}`,

@@ -12,24 +12,24 @@ func TestFocusIsAdded(t *testing.T) {
 	const property = `"aim":{"type":"string","description":"` + focusDescription + `"}`
 	tool := func(schema string) string { return `{"name":"x","inputSchema":` + schema + ` ,"title":"X"}` }
 	for _, test := range []struct{ name, tool, want string }{
-		{"among properties", tool(`{"type":"object","properties":{"a":{}} ,"additionalProperties":false}`),
+		{"with other properties", tool(`{"type":"object","properties":{"a":{}} ,"additionalProperties":false}`),
 			tool(`{"type":"object","properties":{"a":{},` + property + `} ,"additionalProperties":false}`)},
 		{"as the only one", tool(`{"type":"object","properties":{}}`), tool(`{"type":"object","properties":{` + property +
 			`}}`)},
 		{"without properties", tool(`{"type":"object","required":[]}`), tool(`{"type":"object","required":[],"properties":{` +
 			property + `}}`)},
-		{"without anything", tool(`{}`), tool(`{"properties":{` + property + `}}`)},
-		{"with a schema below that refuses much", tool(`{"properties":{"a":{"oneOf":[],"aim":1}}}`),
+		{"with an empty schema", tool(`{}`), tool(`{"properties":{` + property + `}}`)},
+		{"with a restrictive property", tool(`{"properties":{"a":{"oneOf":[],"aim":1}}}`),
 			tool(`{"properties":{"a":{"oneOf":[],"aim":1},` + property + `}}`)},
-		{"not beside one of its name", tool(`{"properties":{"aim":{}}}`), ""},
-		{"not beside one that looks like it", tool(`{"properties":{"Aim":{}}}`), ""},
+		{"not with a property of the same name", tool(`{"properties":{"aim":{}}}`), ""},
+		{"not with a similar property", tool(`{"properties":{"Aim":{}}}`), ""},
 		{"not to a reference", tool(`{"$ref":"#/$defs/a"}`), ""},
 		{"not to a choice", tool(`{"type":"object","oneOf":[{}]}`), ""},
-		{"not where names have a pattern", tool(`{"patternProperties":{"a":{"type":"integer"}}}`), ""},
-		{"not where there may be only so many", tool(`{"maxProperties":1}`), ""},
+		{"not with patternProperties", tool(`{"patternProperties":{"a":{"type":"integer"}}}`), ""},
+		{"not with maxProperties", tool(`{"maxProperties":1}`), ""},
 		{"not to a type that is not an object", tool(`{"type":["object","null"]}`), ""},
-		{"not where properties are none", tool(`{"properties":[]}`), ""},
-		{"not where properties come twice", tool(`{"properties":{},"properties":{}}`), ""},
+		{"not with invalid properties", tool(`{"properties":[]}`), ""},
+		{"not with repeated properties", tool(`{"properties":{},"properties":{}}`), ""},
 		{"not without a schema", `{"name":"x"}`, ""},
 		{"not to a schema that is true", tool(`true`), ""},
 		{"not with two schemas", `{"inputSchema":{},"inputSchema":{}}`, ""},
@@ -39,7 +39,7 @@ func TestFocusIsAdded(t *testing.T) {
 			f := NewFocus("aim")
 			e, ok := f.Add([]byte(test.tool))
 			if ok != (test.want != "") {
-				t.Fatalf("%+v, %t", e, ok)
+				t.Fatalf("got %+v, %t", e, ok)
 			}
 			if !ok {
 				return
@@ -54,13 +54,13 @@ func TestFocusIsAdded(t *testing.T) {
 
 func TestFocusIsTaken(t *testing.T) {
 	for _, test := range []struct{ name, arguments, goal, want string }{
-		{"with others", `{"a":1, "aim":" the\u0020reason ","b":2}`, "the reason", `{"a":1, "b":2}`},
-		{"alone", `{"aim":"x"}`, "x", `{}`},
-		{"null means none", `{"aim":null,"a":1}`, "", `{"a":1}`},
-		{"blanks are none", `{"aim":" "}`, "", `{}`},
-		{"the last of two, as servers read", `{"aim":"x","aim":"y"}`, "y", `{}`},
-		{"all of many", `{"aim":"x","aim":"y" , "a":1,"aim":"z","b":2 ,"aim":null, "aim":" w"}`, "w", `{"a":1,"b":2}`},
-		{"its beginning, if it is long", `{"aim":"` + strings.Repeat("é", maxGoal+1) + `"}`, strings.Repeat("é", maxGoal),
+		{"with other arguments", `{"a":1, "aim":" the\u0020reason ","b":2}`, "the reason", `{"a":1, "b":2}`},
+		{"as the only argument", `{"aim":"x"}`, "x", `{}`},
+		{"null", `{"aim":null,"a":1}`, "", `{"a":1}`},
+		{"spaces", `{"aim":" "}`, "", `{}`},
+		{"the last of two", `{"aim":"x","aim":"y"}`, "y", `{}`},
+		{"many", `{"aim":"x","aim":"y" , "a":1,"aim":"z","b":2 ,"aim":null, "aim":" w"}`, "w", `{"a":1,"b":2}`},
+		{"a long value is truncated", `{"aim":"` + strings.Repeat("é", maxGoal+1) + `"}`, strings.Repeat("é", maxGoal),
 			`{}`},
 		{"none", `{"a":{"aim":1}}`, "", `{"a":{"aim":1}}`},
 		{"a number is refused", `{"aim":1}`, "", ""},
@@ -77,7 +77,7 @@ func TestFocusIsTaken(t *testing.T) {
 			}
 			f := NewFocus("aim")
 			if f.IsGiven(&m) == (test.want == test.arguments) {
-				t.Error("it is not the focus argument")
+				t.Error("not recognized as the focus argument")
 			}
 			goal, edited, failure := f.Take(&m)
 			if test.want == "" {
@@ -90,14 +90,14 @@ func TestFocusIsTaken(t *testing.T) {
 				t.Errorf("%q, %v, %s", goal, failure, edited.Raw)
 			}
 			if string(edited.Literal(jsonrpc.Arguments)) != test.want {
-				t.Errorf("arguments are %s", edited.Literal(jsonrpc.Arguments))
+				t.Errorf("got arguments %s", edited.Literal(jsonrpc.Arguments))
 			}
 		})
 	}
 }
 
 // A call that repeats the argument many times is parsed once.
-func TestFocusIsTakenAtOnce(t *testing.T) {
+func TestFocusIsParsedOnce(t *testing.T) {
 	take := func(n int) float64 {
 		var m jsonrpc.Message
 		arguments := strings.Repeat(`"aim":"",`, n) + `"a":1`

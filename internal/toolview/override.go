@@ -1,7 +1,7 @@
 // Package toolview changes how clients see tools, and rewrites their calls for the servers.
 //
-// An [Override] renames or describes a tool, and sets or hides some of its arguments. A [Focus] is an
-// argument that is added to tools, for the gateway itself.
+// An [Override] renames or describes a tool, and sets or hides some of its arguments. A [Focus] is
+// an argument that is added to tools, for the gateway itself.
 package toolview
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An Override changes how clients see a tool of a server, and what the server gets of their calls.
+// An Override changes how clients see a tool of a server, and the calls that the server gets.
 // Rules, pins, metrics and logs use the server's name of the tool.
 type Override struct {
 	Tool        string          // name at the server
@@ -37,7 +37,7 @@ type Override struct {
 	params          atomic.Pointer[mcp.ParamHeaders] // arguments that headers repeat; nil if unknown
 	listed          atomic.Bool                      // the server has the tool
 	reportedMissing atomic.Bool                      // returned by Missing
-	reportedHidden  atomic.Bool                      // returned by See
+	reportedHidden  atomic.Bool                      // returned by NoteListed
 }
 
 // A FixedArgument is an argument with a constant value.
@@ -52,7 +52,8 @@ type Overrides struct {
 	byTool, byName map[string]*Override // by the name at the server, and for clients
 }
 
-// NewOverrides returns the overrides of a server; nil if all is empty. It fails if they are invalid.
+// NewOverrides returns the overrides of a server; nil if all is empty. It fails if they are
+// invalid.
 func NewOverrides(all []*Override) (*Overrides, error) {
 	if len(all) == 0 {
 		return nil, nil
@@ -83,8 +84,8 @@ func (o *Override) prepare() error {
 	}
 	o.hints, o.fixed = map[string]bool{}, nil
 	for value, annotations := range map[bool]mcp.Annotations{true: o.On, false: o.Off} {
-		annotations.Hints(func(hint string, asked bool) {
-			if asked {
+		annotations.Hints(func(hint string, set bool) {
+			if set {
 				o.hints[hint] = value
 			}
 		})
@@ -127,8 +128,8 @@ func (s *Overrides) Of(tool string) *Override {
 	return s.byTool[tool]
 }
 
-// ByClientName returns the Override of a tool, by its name for clients; nil for none. It reports false if
-// clients see no tool of this name, because the tool was renamed.
+// ByClientName returns the Override of a tool, by its name for clients; nil for none. It reports
+// false if clients see no tool of this name, because the tool was renamed.
 func (s *Overrides) ByClientName(name string) (_ *Override, ok bool) {
 	if s == nil {
 		return nil, true
@@ -176,7 +177,7 @@ func replaceMembers(object []byte, remove func(jsonspan.Member) bool, add []byte
 // repeated in headers.
 func (o *Override) Define(tool *mcp.Item) *mcp.Item {
 	edits := o.describe(tool.Raw)
-	if o.EditsArguments() {
+	if o.HidesArguments() {
 		params := mcp.ParamHeaders{}
 		_ = params.AddTool(tool.Name, tool.Raw) // an invalid tool has none
 		o.params.Store(&params)
@@ -197,8 +198,8 @@ func appendMoved(edits []jsonspan.Edit, offset int, inner ...jsonspan.Edit) []js
 	return edits
 }
 
-// describe returns the edits of a definition that change its description, title and annotations. They
-// remove repeated members.
+// describe returns the edits of a definition that change its description, title and annotations.
+// They remove repeated members.
 func (o *Override) describe(tool []byte) []jsonspan.Edit {
 	replaced := map[string]bool{}
 	var added []byte
@@ -229,8 +230,8 @@ func (o *Override) describe(tool []byte) []jsonspan.Edit {
 	return edits
 }
 
-// annotate returns the edits of an annotations object. If a hint is repeated, all hints are removed,
-// because they are ambiguous.
+// annotate returns the edits of an annotations object. If a hint is repeated, all hints are
+// removed, because they are ambiguous.
 func (o *Override) annotate(object []byte) []jsonspan.Edit {
 	known := map[string]int{} // occurrences by hint
 	mcp.Annotations(0).Hints(func(hint string, _ bool) { known[hint] = 0 })
@@ -242,24 +243,24 @@ func (o *Override) annotate(object []byte) []jsonspan.Edit {
 	}
 	var added []byte
 	mcp.Annotations(0).Hints(func(hint string, _ bool) {
-		if value, asked := o.hints[hint]; asked {
+		if value, set := o.hints[hint]; set {
 			added = appendMember(added, hint, strconv.AppendBool(nil, value))
 		}
 	})
 	return replaceMembers(object, func(m jsonspan.Member) bool {
 		_, isHint := known[m.Key]
-		_, asked := o.hints[m.Key]
-		return asked || repeated && isHint
+		_, set := o.hints[m.Key]
+		return set || repeated && isHint
 	}, added)
 }
 
-// EditsArguments reports whether some arguments are hidden from clients. o may be nil.
-func (o *Override) EditsArguments() bool { return o != nil && len(o.Fixed)+len(o.Hidden) > 0 }
+// HidesArguments reports whether some arguments are hidden from clients. o may be nil.
+func (o *Override) HidesArguments() bool { return o != nil && len(o.Fixed)+len(o.Hidden) > 0 }
 
-// HasArgument reports whether an argument is hidden from clients. o may be nil.
-func (o *Override) HasArgument(name string) bool {
-	is := func(other string) bool { return sameArgument(other, name) }
-	return o != nil && (slices.ContainsFunc(o.Hidden, is) || o.isFixed(name))
+// HidesArgument reports whether an argument is hidden from clients. o may be nil.
+func (o *Override) HidesArgument(name string) bool {
+	same := func(other string) bool { return sameArgument(other, name) }
+	return o != nil && (slices.ContainsFunc(o.Hidden, same) || o.isFixed(name))
 }
 
 // isFixed reports whether an argument has a fixed value.
@@ -273,8 +274,8 @@ func sameArgument(argument, key string) bool {
 	return strings.EqualFold(argument, strings.TrimRight(key, "\x00"))
 }
 
-// WithoutFixed returns the arguments of a call without the fixed ones, which may be secrets. o may be
-// nil.
+// WithoutFixed returns the arguments of a call without the fixed ones, which may be secrets. o may
+// be nil.
 func (o *Override) WithoutFixed(arguments []byte) []byte {
 	if o == nil || len(o.Fixed) == 0 {
 		return arguments
@@ -283,11 +284,11 @@ func (o *Override) WithoutFixed(arguments []byte) []byte {
 	return jsonspan.Spliced(arguments, replaceMembers(arguments, fixed, nil)...)
 }
 
-// isArgument reports whether a member of an object is an argument that is hidden from clients.
-func (o *Override) isArgument(m jsonspan.Member) bool { return o.HasArgument(m.Key) }
+// isHidden reports whether a member of an object is an argument that is hidden from clients.
+func (o *Override) isHidden(m jsonspan.Member) bool { return o.HidesArgument(m.Key) }
 
-// withoutArguments returns the edits that remove hidden arguments from a schema. Those below keywords
-// such as anyOf stay; the server gets the same whether a client sends them or not.
+// withoutArguments returns the edits that remove hidden arguments from a schema. Those below
+// keywords such as anyOf stay; the server gets the same whether a client sends them or not.
 func (o *Override) withoutArguments(schema []byte) (edits []jsonspan.Edit) {
 	for m := range jsonspan.Members(schema) {
 		value := schema[m.Value.Start:m.End]
@@ -296,12 +297,12 @@ func (o *Override) withoutArguments(schema []byte) (edits []jsonspan.Edit) {
 			if m.Value.Kind != jsonspan.BeginObject {
 				continue
 			}
-			edits = appendMoved(edits, m.Value.Start, replaceMembers(value, o.isArgument, nil)...)
+			edits = appendMoved(edits, m.Value.Start, replaceMembers(value, o.isHidden, nil)...)
 			if m.Key == "properties" {
 				continue
 			}
 			for dependent := range jsonspan.Members(value) {
-				if !o.isArgument(dependent) {
+				if !o.isHidden(dependent) {
 					needed := o.withoutNames(value[dependent.Value.Start:dependent.End], dependent.Value)
 					edits = appendMoved(edits, m.Value.Start+dependent.Value.Start, needed...)
 				}
@@ -318,19 +319,19 @@ func (o *Override) withoutNames(list []byte, value jsonspan.Value) []jsonspan.Ed
 	if value.Kind != jsonspan.BeginArray {
 		return nil
 	}
-	var kept [][]byte
+	var names [][]byte
 	dropped := false
 	for name := range jsonspan.Elements(list) {
-		if name.Kind == jsonspan.String && o.HasArgument(jsonspan.Text(name.Body(list))) {
+		if name.Kind == jsonspan.String && o.HidesArgument(jsonspan.Text(name.Body(list))) {
 			dropped = true
 			continue
 		}
-		kept = append(kept, list[name.Start:name.End])
+		names = append(names, list[name.Start:name.End])
 	}
 	if !dropped {
 		return nil
 	}
-	edited := slices.Concat([]byte("["), bytes.Join(kept, []byte(",")), []byte("]"))
+	edited := slices.Concat([]byte("["), bytes.Join(names, []byte(",")), []byte("]"))
 	return []jsonspan.Edit{{End: len(list), New: edited}}
 }
 
@@ -354,13 +355,13 @@ func (o *Override) ToServer(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failu
 
 // arguments returns the edits that give a call the arguments for the server.
 func (o *Override) arguments(m *jsonrpc.Message) (edits []jsonspan.Edit, _ *jsonrpc.Failure) {
-	if !o.EditsArguments() {
+	if !o.HidesArguments() {
 		return nil, nil
 	}
 	object := slices.Concat([]byte("{"), o.fixed, []byte("}"))
 	switch m.Kind(jsonrpc.Arguments) {
 	case jsonspan.BeginObject:
-		for _, e := range replaceMembers(m.Literal(jsonrpc.Arguments), o.isArgument, o.fixed) {
+		for _, e := range replaceMembers(m.Literal(jsonrpc.Arguments), o.isHidden, o.fixed) {
 			edits = append(edits, m.Within(jsonrpc.Arguments, e))
 		}
 	case jsonspan.Null:
@@ -373,9 +374,9 @@ func (o *Override) arguments(m *jsonrpc.Message) (edits []jsonspan.Edit, _ *json
 	return edits, nil
 }
 
-// NoteListed records that the server has listed a tool. It returns the Override that hides the tool because
-// it gives its name to another; nil for none. news is true the first time.
-func (s *Overrides) NoteListed(tool string) (hiddenBy *Override, news bool) {
+// NoteListed records that the server has listed a tool. It returns the Override that hides this
+// tool because it gives the name to another tool; nil for none. isNew is true the first time.
+func (s *Overrides) NoteListed(tool string) (hiddenBy *Override, isNew bool) {
 	if o := s.Of(tool); o != nil {
 		o.listed.Store(true)
 	}
@@ -397,18 +398,19 @@ func (s *Overrides) Missing() (tools []string) {
 	return tools
 }
 
-// SetParams sets the headers of a call that repeat hidden arguments. It reports false if these headers
-// are unknown, because the server has not listed the tool yet.
+// SetParams sets the headers of a call that repeat hidden arguments. It reports false if these
+// headers are unknown, because the server has not listed the tool yet.
 func (o *Override) SetParams(header http.Header, m *jsonrpc.Message) bool {
 	params := o.params.Load()
 	if params == nil {
 		return false
 	}
-	params.SetOnly(header, m, o.HasArgument)
+	params.SetOnly(header, m, o.HidesArgument)
 	return true
 }
 
-// NoteUnlisted records, after a list without the tool, that no header repeats an argument of the tool.
+// NoteUnlisted records, after a list without the tool, that no header repeats an argument of the
+// tool.
 func (o *Override) NoteUnlisted() { o.params.CompareAndSwap(nil, new(mcp.ParamHeaders)) }
 
 // Annotations returns the annotations of a tool, by its definition at the server.

@@ -21,7 +21,7 @@ func newOverrides(t testing.TB, all ...*Override) *Overrides {
 	return s
 }
 
-// itemOf returns a tool as it is parsed from a list.
+// itemOf returns a tool that was parsed from a list.
 func itemOf(t *testing.T, tool string) *mcp.Item {
 	t.Helper()
 	var l mcp.List
@@ -48,7 +48,7 @@ func TestOverrideDefinesTool(t *testing.T) {
 			tool(`,"description":"é","a":1`),
 			tool(`,"a":1,"description":"a \"b\""`)},
 		{"a description", &Override{Tool: "x", Description: "d"}, `{"name":"x"}`, `{"name":"x","description":"d"}`},
-		{"a description that replaces two", &Override{Tool: "x", Description: "d"},
+		{"a description that replaces repeated ones", &Override{Tool: "x", Description: "d"},
 			`{"description":"a","name":"x","description":1}`,
 			`{"name":"x","description":"d"}`},
 		{"another title", &Override{Tool: "x", Title: "U"}, `{"title":"T", "name":"x"}`, `{"name":"x","title":"U"}`},
@@ -57,26 +57,26 @@ func TestOverrideDefinesTool(t *testing.T) {
 		{"annotations among others", destructive,
 			tool(`,"annotations":{"title":"a", "readOnlyHint":true,"x":[1]}`),
 			tool(`,"annotations":{"title":"a", "x":[1],"readOnlyHint":false,"destructiveHint":true}`)},
-		{"annotations that replace two", closed,
+		{"annotations that replace repeated ones", closed,
 			tool(`,"annotations":{"title":"a"},"annotations":{}`),
 			tool(`,"annotations":{"openWorldHint":false}`)},
-		{"annotations that replace a text", closed,
+		{"annotations that replace a string", closed,
 			tool(`,"annotations":"a"`),
 			tool(`,"annotations":{"openWorldHint":false}`)},
-		{"no hints of which one is repeated", closed,
+		{"no repeated hints", closed,
 			tool(`,"annotations":{"readOnlyHint":true,"idempotentHint":true,"idempotentHint":false}`),
 			tool(`,"annotations":{"openWorldHint":false}`)},
 
 		{"without arguments", hidden,
 			schema(`{"properties":{"a":{}, "root":{"type":"string"},"debug":{}} ,"required":[ "root", "a" ]}`),
 			schema(`{"properties":{"a":{}} ,"required":["a"]}`)},
-		{"without all arguments", hidden,
+		{"without all hidden arguments", hidden,
 			schema(`{"required":["root"],"properties":{"r\u006fot":{},"Debug":{}}}`),
 			schema(`{"required":[],"properties":{}}`)},
-		{"without arguments that depend", hidden,
+		{"without dependent arguments", hidden,
 			schema(`{"dependentRequired":{"root":["a"],"a":["debug","b"],"b":["c"]},"dependencies":{"a":{"root":1}}}`),
 			schema(`{"dependentRequired":{"a":["b"],"b":["c"]},"dependencies":{"a":{"root":1}}}`)},
-		{"with properties of arguments", hidden,
+		{"with nested properties", hidden,
 			schema(`{"properties":{"a":{"properties":{"root":{}},"required":["root"]}},"required":["a"]}`),
 			schema(`{"properties":{"a":{"properties":{"root":{}},"required":["root"]}},"required":["a"]}`)},
 		{"with a schema that has no properties", hidden,
@@ -121,7 +121,7 @@ func TestOverrideAnnotations(t *testing.T) {
 				}
 				defined := s.Of("x").Define(itemOf(t, raw))
 				if shown := mcp.ReadAnnotations(defined.Raw); shown != got {
-					t.Errorf("%s, on: %s, off: %s: clients see %s, rules %s", raw, on, off, shown, got)
+					t.Errorf("%s, on: %s, off: %s: clients get %s, rules %s", raw, on, off, shown, got)
 				}
 			}
 		}
@@ -150,22 +150,22 @@ func TestOverrideChangesCall(t *testing.T) {
 		o          *Override
 		call, want string
 	}{
-		{"only a name", &Override{Tool: "x", Name: "y"}, callOf(`,"arguments":[1]`), callOf(`,"arguments":[1]`)},
+		{"rename", &Override{Tool: "x", Name: "y"}, callOf(`,"arguments":[1]`), callOf(`,"arguments":[1]`)},
 		{"no arguments", fixed,
 			callOf(``),
 			strings.Replace(callOf(``), `"name"`, `"arguments":{`+values+`},"name"`, 1)},
 		{"null", fixed, callOf(`,"arguments": null`), callOf(`,"arguments": {` + values + `}`)},
-		{"none of them", fixed, callOf(`,"arguments":{ }`), callOf(`,"arguments":{` + values + ` }`)},
-		{"others", fixed,
+		{"empty arguments", fixed, callOf(`,"arguments":{ }`), callOf(`,"arguments":{` + values + ` }`)},
+		{"other arguments", fixed,
 			callOf(`,"arguments":{ "a":{"root":1} }`),
 			callOf(`,"arguments":{ "a":{"root":1},` + values + ` }`)},
-		{"in all spellings", fixed,
+		{"fixed arguments in all spellings", fixed,
 			callOf(`,"arguments":{"root":"/","a":1,"r\u006fot":[{}],"ROOT":0, "deBug":1,"n":2,"Root\u0000":1}`),
 			callOf(`,"arguments":{"a":1,` + values + `}`)},
-		{"hidden", hidden, callOf(`,"arguments":{"trace":1,"a":1,"debug":{}}`), callOf(`,"arguments":{"a":1}`)},
-		{"hidden from null", hidden, callOf(`,"arguments":null`), callOf(`,"arguments":{}`)},
-		{"a list is refused", fixed, callOf(`,"arguments":["root"]`), ""},
-		{"a text is refused", hidden, callOf(`,"arguments":"debug"`), ""},
+		{"hidden arguments", hidden, callOf(`,"arguments":{"trace":1,"a":1,"debug":{}}`), callOf(`,"arguments":{"a":1}`)},
+		{"hidden arguments and null", hidden, callOf(`,"arguments":null`), callOf(`,"arguments":{}`)},
+		{"an array is refused", fixed, callOf(`,"arguments":["root"]`), ""},
+		{"a string is refused", hidden, callOf(`,"arguments":"debug"`), ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			newOverrides(t, test.o)
@@ -184,7 +184,7 @@ func TestOverrideChangesCall(t *testing.T) {
 				t.Errorf("got  %s, %v\nwant %s", got.Raw, failure, want)
 			}
 			if !got.Is(jsonrpc.Name, "x") {
-				t.Errorf("the name is %s", got.Literal(jsonrpc.Name))
+				t.Errorf("got name %s", got.Literal(jsonrpc.Name))
 			}
 		})
 	}
@@ -196,18 +196,18 @@ func TestOverridesContradict(t *testing.T) {
 		all  []*Override
 		want string
 	}{
-		{"one name for two", []*Override{{Tool: "a", Name: "c"}, {Tool: "b", Name: "c"}},
+		{"one name for two tools", []*Override{{Tool: "a", Name: "c"}, {Tool: "b", Name: "c"}},
 			"tool b: rename: tool a already has the name c"},
-		{"the name of another", []*Override{{Tool: "a", Name: "b"}, {Tool: "b", Title: "B"}},
+		{"the name of another tool", []*Override{{Tool: "a", Name: "b"}, {Tool: "b", Title: "B"}},
 			"tool b: rename: tool a already has the name b"},
-		{"harmless and destructive", []*Override{{Tool: "a", On: mcp.ReadOnly | mcp.Destructive}},
+		{"read-only and destructive", []*Override{{Tool: "a", On: mcp.ReadOnly | mcp.Destructive}},
 			"tool a: annotate: read_only and destructive contradict each other"},
 		{"fixed and hidden",
 			[]*Override{{Tool: "a", Fixed: []FixedArgument{{"x", []byte("1")}}, Hidden: []string{"X"}}},
 			"tool a: arguments: X is given twice"},
 		{"fixed twice", []*Override{{Tool: "a", Fixed: []FixedArgument{{"x", []byte("1")}, {"X", []byte("1")}}}},
 			"tool a: arguments: X is given twice"},
-		{"an exchange of names", []*Override{{Tool: "a", Name: "b"}, {Tool: "b", Name: "a"}}, ""},
+		{"exchanged names", []*Override{{Tool: "a", Name: "b"}, {Tool: "b", Name: "a"}}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := NewOverrides(test.all)
@@ -218,7 +218,8 @@ func TestOverridesContradict(t *testing.T) {
 	}
 }
 
-// The server gets each fixed argument once, no hidden one, and all others unchanged.
+// FuzzOverrideCall checks that the server gets each fixed argument once, no hidden argument, and
+// all others unchanged.
 func FuzzOverrideCall(f *testing.F) {
 	for _, arguments := range []string{
 		`{}`, `{"a":1}`, `{"root":"x"}`, `{"root":"x","a":1}`, `{"a":1, "root" : "x" }`, ` { "debug":1 } `,
@@ -242,7 +243,7 @@ func FuzzOverrideCall(f *testing.F) {
 		edited, failure := o.ToServer(&m)
 		if kind := m.Kind(jsonrpc.Arguments); kind != jsonspan.BeginObject && kind != jsonspan.Null {
 			if failure == nil {
-				t.Fatalf("%s passes", arguments)
+				t.Fatalf("%s was accepted", arguments)
 			}
 			return
 		}

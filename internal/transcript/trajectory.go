@@ -115,12 +115,12 @@ func readItems(items []item) *Conversation {
 			m["role"], m["tool_call_id"], m["content"] = "tool", call, joinTexts(i.Content)
 			call = ""
 		}
-		c.add(encoded(m), i.fromModel() && !i.Demo, i.time())
+		c.add(encodeJSON(m), i.fromModel() && !i.Demo, i.time())
 	}
 	return c
 }
 
-// hasToolCalls reports whether a message has tool hasToolCalls.
+// hasToolCalls reports whether a message has tool calls.
 func (i item) hasToolCalls() bool { return len(i.ToolCalls) > 2 && i.ToolCalls[0] == '[' }
 
 var toolNamePattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)

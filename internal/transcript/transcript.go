@@ -184,10 +184,10 @@ func (t text) time() time.Time {
 }
 
 // quoted returns the text as JSON.
-func (t text) quoted() []byte { return encoded(t) }
+func (t text) quoted() []byte { return encodeJSON(t) }
 
-// encoded returns value as JSON, with < and > not escaped, as agents write it.
-func encoded(value any) []byte {
+// encodeJSON returns value as JSON, with < and > not escaped, as agents write it.
+func encodeJSON(value any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)

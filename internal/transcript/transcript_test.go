@@ -338,11 +338,11 @@ func TestTimes(t *testing.T) {
 func TestUnreadable(t *testing.T) {
 	syntax := new(json.SyntaxError)
 	for name, file := range map[string]string{
-		"no JSON":               "x",
-		"nothing":               "",
-		"half a document":       chatBody[:100],
-		"half a list":           `[{"role":"user"`,
-		"a line that is broken": lines(codex("response_item", itemUser), `{"type`, codex("response_item", itemReply)),
+		"invalid JSON":         "x",
+		"an empty file":        "",
+		"a truncated document": chatBody[:100],
+		"a truncated list":     `[{"role":"user"`,
+		"an invalid line":      lines(codex("response_item", itemUser), `{"type`, codex("response_item", itemReply)),
 	} {
 		if _, err := Read([]byte(file)); !errors.As(err, &syntax) {
 			t.Errorf("%s: %v", name, err)

@@ -1,5 +1,5 @@
-// Package unlogged keeps session ids, and errors caused by clients that disconnect, out of the logs of
-// responses.
+// Package unlogged keeps session ids, and errors caused by clients that disconnect, out of the logs
+// of responses.
 package unlogged
 
 import (
@@ -11,8 +11,8 @@ import (
 
 const sessionHeader = "Mcp-Session-Id"
 
-// A Session holds the session id of a response while the response is logged, and whether the request was
-// canceled.
+// A Session holds the session id of a response while the response is logged, and whether the
+// request was canceled.
 type Session struct {
 	ids      []string
 	body     body
@@ -22,14 +22,15 @@ type Session struct {
 // SessionKey is the context key of the *Session of a request.
 type SessionKey struct{}
 
-// In returns a context with s. Hide moves the session id of the response into s.
+// In returns a context with s, so that Hide finds s.
 func (s *Session) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, SessionKey{}, s)
 }
 
-// Hide moves the session id from the header of a response to the Session in the context, if there is
-// one. If the request is canceled, the body ends as if it were complete: reverse_proxy warns of
-// incomplete bodies, but a client that disconnects is not a fault of the server. Session.Canceled reports it.
+// Hide moves the session id from the header of a response to the Session in the context, if there
+// is one. If the request is canceled, the body then ends as if it were complete, and
+// Session.Canceled reports it. Otherwise reverse_proxy would warn of an incomplete body, although a
+// client that disconnects is not a fault of the server.
 func Hide(ctx context.Context, res *http.Response) {
 	s, ok := ctx.Value(SessionKey{}).(*Session)
 	if !ok {

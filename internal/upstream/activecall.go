@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// A ActiveCall is a call of a client that is in progress.
+// An ActiveCall is a call of a client that is in progress.
 type ActiveCall struct {
 	Context context.Context // of the call
 	Cancel  context.CancelCauseFunc
@@ -15,21 +15,21 @@ type ActiveCall struct {
 }
 
 // NoteCanceled records that the client has canceled the call. Its stream is not resumed.
-func (f *ActiveCall) NoteCanceled() {
-	f.Canceled.Store(true)
-	if f.paused.Load() {
-		f.Cancel(nil)
+func (c *ActiveCall) NoteCanceled() {
+	c.Canceled.Store(true)
+	if c.paused.Load() {
+		c.Cancel(nil)
 	}
 }
 
-// pause records that the gateway waits to resume the stream. f may be nil.
-func (f *ActiveCall) pause() (end func()) {
-	if f == nil {
+// pause records that the gateway waits to resume the stream. c may be nil.
+func (c *ActiveCall) pause() (end func()) {
+	if c == nil {
 		return func() {}
 	}
-	f.paused.Store(true)
-	if f.Canceled.Load() {
-		f.Cancel(nil)
+	c.paused.Store(true)
+	if c.Canceled.Load() {
+		c.Cancel(nil)
 	}
-	return func() { f.paused.Store(false) }
+	return func() { c.paused.Store(false) }
 }

@@ -14,36 +14,36 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// Rules may select tools by their annotations, which only lists have. So the gateway caches them for
-// calls. If they are unknown, it lists the tools before the call.
+// Rules may select tools by their annotations, which only lists have. So the gateway caches them
+// for calls. If they are unknown, it lists the tools before the call.
 
 // annotationTime is how long the annotations of a tool are valid after it was in a list.
 const annotationTime = time.Minute
 
-// askPause is how long a server that failed to list its tools is not asked again because of a call.
-const askPause = 5 * time.Second
+// toolListPause is the pause after a failed list of tools, before another call requests it again.
+const toolListPause = 5 * time.Second
 
 var (
 	annotationsQuota = quota.NewKind("annotations")
 	annotationLimits = quota.Limits{Entries: 100_000, Bytes: 32 << 20, OwnerEntries: 50_000, OwnerBytes: 16 << 20}
 )
 
-// A toolNote is the cached fact about a tool, or about the list of all tools.
+// A toolNote is a cached fact about a tool, or about the list of all tools.
 type toolNote struct {
 	annotations mcp.Annotations
 	changes     uint64    // counter of tool changes before the list was requested
 	list        *toolList // only of everyTool
 }
 
-// A toolList says whether all tools of a server are cached. It is stored before its tools: the cache
-// drops older entries first, so the list is never there without them.
+// A toolList says whether all tools of a server are cached. It is stored before its tools: the
+// cache drops older entries first, so the list is never there without them.
 type toolList struct {
-	whole  atomic.Bool
-	asking chan struct{} // holds one token, for the request that lists the tools
+	whole    atomic.Bool
+	fetching chan struct{} // holds one token, for the request that lists the tools
 
 	// Result of the last attempt, for the holder of the token.
-	failure *jsonrpc.Failure
-	asked   time.Time // end of the attempt
+	failure   *jsonrpc.Failure
+	attempted time.Time // end of the attempt
 }
 
 // ToolNotes caches facts about the tools of a server, as it shows them to a client.
@@ -84,14 +84,14 @@ func (n *ToolNotes) list() *toolList {
 	if note, ok := n.cache.tools.Get(n.key(everyTool)); ok {
 		return note.list
 	}
-	list := &toolList{asking: make(chan struct{}, 1)}
+	list := &toolList{fetching: make(chan struct{}, 1)}
 	n.cache.put(n.owner, n.key(everyTool), toolNote{list: list})
 	return list
 }
 
 // Annotations returns the annotations of a tool since the last change of the server's tools. It
-// reports whether they are known: a tool that is not in a complete list has none. Both are looked up
-// under one lock, so no list ends in between.
+// reports whether they are known: a tool that is not in a complete list has none. The tool and the
+// list are looked up under one lock, so no list is completed in between.
 func (n *ToolNotes) Annotations(tool string) (_ mcp.Annotations, known bool) {
 	n.cache.mu.Lock()
 	defer n.cache.mu.Unlock()
@@ -102,24 +102,24 @@ func (n *ToolNotes) Annotations(tool string) (_ mcp.Annotations, known bool) {
 	return mcp.Unannotated, ok && note.changes >= n.since && note.list.whole.Load()
 }
 
-// ToolsChanged invalidates what is cached about the tools of a server.
-func (t *Retained) ToolsChanged(s *Server) { s.toolChanges.Store(t.changes.Add(1)) }
+// ToolsChanged invalidates the cached facts about the tools of a server.
+func (r *Retained) ToolsChanged(s *Server) { s.toolChanges.Store(r.changes.Add(1)) }
 
-// Learn calls ask to list all tools of the server, unless they are known since the last change. One of
-// several concurrent requests asks, the others wait. If it is canceled, another one asks.
+// Learn calls ask to list all tools of the server, unless they are known since the last change. One
+// of several concurrent requests asks, the others wait. If it is canceled, another one asks.
 func (n *ToolNotes) Learn(ctx context.Context, ask func() *jsonrpc.Failure) *jsonrpc.Failure {
 	began, list := time.Now(), n.list()
 	select {
-	case list.asking <- struct{}{}:
-		defer func() { <-list.asking }()
+	case list.fetching <- struct{}{}:
+		defer func() { <-list.fetching }()
 	case <-ctx.Done():
 		return jsonrpc.Timeout(n.server.Name)
 	}
 	if _, whole := n.Annotations(everyTool); whole {
 		return nil
 	}
-	f, again := list.failure, time.Since(list.asked) >= askPause || list.failure.IsLoginRequired()
-	if f != nil && (!again || !list.asked.Before(began)) {
+	f, mayRetry := list.failure, time.Since(list.attempted) >= toolListPause || list.failure.IsLoginRequired()
+	if f != nil && (!mayRetry || !list.attempted.Before(began)) {
 		return f
 	}
 	list.whole.Store(false)
@@ -129,28 +129,28 @@ func (n *ToolNotes) Learn(ctx context.Context, ask func() *jsonrpc.Failure) *jso
 	if ctx.Err() != nil {
 		list.failure = nil // canceled: says nothing about the server
 	}
-	list.asked = time.Now()
+	list.attempted = time.Now()
 	list.whole.Store(failure == nil)
 	return failure
 }
 
-// IsFocused reports whether a tool was listed with the focus argument to clients at Single. known is
-// false until there was a list.
-func (t *Retained) IsFocused(s *Server, tool string) (has, known bool) {
+// IsFocused reports whether a tool was listed with the focus argument to clients at Single. known
+// is false until there was a list.
+func (r *Retained) IsFocused(s *Server, tool string) (has, known bool) {
 	if tool == everyTool {
 		return false, true
 	}
-	if _, has = t.focused.get(s.focusedTool(tool)); has {
+	if _, has = r.focused.get(s.focusedTool(tool)); has {
 		return true, true
 	}
-	_, known = t.focused.get(s.focusedTool(everyTool))
+	_, known = r.focused.get(s.focusedTool(everyTool))
 	return false, known
 }
 
 // NoteFocused records the tools of a list that have the focus argument.
-func (t *Retained) NoteFocused(s *Server, tools iter.Seq[string]) {
+func (r *Retained) NoteFocused(s *Server, tools iter.Seq[string]) {
 	for tool := range tools {
-		t.focused.store(s.Source, s.focusedTool(tool), struct{}{})
+		r.focused.store(s.Source, s.focusedTool(tool), struct{}{})
 	}
-	t.focused.store(s.Source, s.focusedTool(everyTool), struct{}{})
+	r.focused.store(s.Source, s.focusedTool(everyTool), struct{}{})
 }

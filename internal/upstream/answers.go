@@ -24,7 +24,8 @@ type answerer struct {
 	r *http.Request // to the server
 }
 
-// handle handles a message that the client does not get (A59). It reports whether it did.
+// handle handles a message that the configuration keeps from the client (A59). It reports whether
+// the message is such a one.
 func (x answerer) handle(m *jsonrpc.Message) bool {
 	if m.IsResponse() || !m.Has(jsonrpc.Method) {
 		return false
@@ -50,7 +51,7 @@ func (x answerer) handle(m *jsonrpc.Message) bool {
 	answer, cancel := x.request(context.WithoutCancel(x.r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.Shared.Exiting, cancel)
-	begun := x.pendingAnswers.Add(1) <= maxPendingAnswers && x.Server.SideRequests.Go(func() {
+	started := x.pendingAnswers.Add(1) <= maxPendingAnswers && x.Server.SideRequests.Go(func() {
 		defer x.pendingAnswers.Add(-1)
 		defer cancel()
 		defer stop()
@@ -58,17 +59,17 @@ func (x answerer) handle(m *jsonrpc.Message) bool {
 			x.Shared.Logger.Warn("response to MCP server not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
 		}
 	})
-	if !begun { // too many at once
+	if !started { // too many at once
 		x.pendingAnswers.Add(-1)
 		stop()
 		cancel()
-		x.Shared.Logger.Warn("request of MCP server not answered: too many at once",
+		x.Shared.Logger.Warn("request of MCP server not answered: too many responses in progress",
 			zap.String("mcp_server", x.Server.Name))
 	}
 	return true
 }
 
-// send sends a request to the server and checks only the status.
+// send sends a request to the server. It checks only the status of the response.
 func (x answerer) send(r *http.Request) error {
 	w := &statusRecorder{header: http.Header{}}
 	if err := recovered(func() error { return x.serveRoutes(w, r) }); err != nil {
@@ -83,35 +84,35 @@ func (x answerer) send(r *http.Request) error {
 // maxPendingAnswers is how many responses to server requests can be in progress per exchange.
 const maxPendingAnswers = 64
 
-// resolveInput returns the response of a modern server. Server requests in an input_required result are
-// answered or dropped according to the configuration. Those that are left go to the client.
+// resolveInput returns the response of a modern server. Server requests in an input_required result
+// are answered or dropped according to the configuration. Those that are left go to the client.
 func (x answerer) resolveInput(message []byte) ([]byte, error) {
 	m := new(jsonrpc.Message)
 	for range MaxRounds {
 		if m.Read(message) != nil {
 			return message, nil
 		}
-		asks, is, err := mcp.ReadInput(m)
-		if err != nil || !is {
+		input, ok, err := mcp.ReadInput(m)
+		if err != nil || !ok {
 			return message, err
 		}
-		var ours []string
-		for key, q := range asks.Requests {
+		var keys []string
+		for key, q := range input.Requests {
 			switch x.Server.Answer(q.Method).Action {
 			case Deliver:
 			case Drop:
 				return jsonrpc.MissingCapability(x.Server.Name, mcp.Shortened(q.Method)).Append(nil, m.Literal(jsonrpc.ID)), nil
 			default:
-				ours = append(ours, key)
+				keys = append(keys, key)
 			}
 		}
-		if len(ours) == 0 {
+		if len(keys) == 0 {
 			return message, nil
 		}
-		if len(ours) < len(asks.Requests) {
-			return withoutRequests(m, ours), nil // the server repeats those without a response
+		if len(keys) < len(input.Requests) {
+			return withoutRequests(m, keys), nil // the server repeats those without a response
 		}
-		answer, err := x.repeatCall(ours, &asks)
+		answer, err := x.repeatCall(keys, &input)
 		if err != nil {
 			x.Shared.Logger.Warn("response to MCP server not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
 			return jsonrpc.ConnectError(x.Server.Name, causeOf(err)).Append(nil, m.Literal(jsonrpc.ID)), nil
@@ -140,20 +141,20 @@ func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
 	return m.Raw
 }
 
-// repeatCall repeats the call with responses to server requests, in addition to those that the client
-// gave. It returns the new response. Other messages of the server are dropped.
-func (x answerer) repeatCall(keys []string, asks *mcp.InputResult) (answer []byte, err error) {
+// repeatCall repeats the call with responses to server requests, in addition to those that the
+// client gave. It returns the new response. Other messages of the server are dropped.
+func (x answerer) repeatCall(keys []string, input *mcp.InputResult) (answer []byte, err error) {
 	responses := map[string]json.RawMessage{}
 	_ = json.Unmarshal(x.Message.Literal(jsonrpc.InputResponses), &responses) // may be missing
 	for _, key := range keys {
-		responses[key] = x.Server.Answer(asks.Requests[key].Method).Result
+		responses[key] = x.Server.Answer(input.Requests[key].Method).Result
 	}
 	var call jsonrpc.Message
-	if failure := call.Read(mcp.WithInput(&x.Message, responses, asks.State)); failure != nil {
+	if failure := call.Read(mcp.WithInput(&x.Message, responses, input.State)); failure != nil {
 		return nil, failure
 	}
 	id := jsonrpc.Quote("gateway:" + rand.Text()) // MCP requires a new id
-	again, cancel := x.request(x.r.Context(), jsonspan.Spliced(call.Raw, call.Replace(jsonrpc.ID, id)))
+	repeated, cancel := x.request(x.r.Context(), jsonspan.Spliced(call.Raw, call.Replace(jsonrpc.ID, id)))
 	defer cancel()
 	limit := int64(maxFiltered)
 	if x.receiver.limit > 0 {
@@ -171,7 +172,7 @@ func (x answerer) repeatCall(keys []string, asks *mcp.InputResult) (answer []byt
 		}
 		return nil, nil
 	})
-	if err = x.Server.serve(w, again, x.Caller.Account()); err == nil {
+	if err = x.Server.serve(w, repeated, x.Caller.Account()); err == nil {
 		err = w.Close()
 	}
 	if answer == nil && err == nil {
@@ -197,20 +198,20 @@ func (x answerer) request(ctx context.Context, body []byte) (*http.Request, cont
 // MaxRounds is how often a server may ask for input in one call.
 const MaxRounds = 16
 
-// declareRoots adds the roots capability to the message if the gateway answers roots/list, whatever the
-// client supports.
+// declareRoots adds the roots capability to the message if the gateway answers roots/list, whatever
+// the client supports.
 func (x *Exchange) declareRoots(r *http.Request) {
 	if x.Server.Answer(rootsList).Action != Respond {
 		return
 	}
-	in := jsonrpc.ClientCapabilities
+	field := jsonrpc.ClientCapabilities
 	if x.Message.Is(jsonrpc.Method, "initialize") {
-		in = jsonrpc.Capabilities
+		field = jsonrpc.Capabilities
 	}
-	capabilities := x.Message.Literal(in)
+	capabilities := x.Message.Literal(field)
 	var declared map[string]json.RawMessage
 	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
 		return
 	}
-	x.edit(r, x.Message.Within(in, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+	x.edit(r, x.Message.Within(field, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
 }

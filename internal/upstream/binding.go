@@ -37,8 +37,8 @@ func (b binding) claim(kind, bound string) (id string, ok bool) {
 	return b.sealer.Claim(bound, kind, b.server, b.client)
 }
 
-// claimHeader replaces the bound id in a header with the id of the server. It reports false if the id
-// is not bound to the client. A missing header is fine.
+// claimHeader replaces the bound id in a header with the id of the server. It reports false if the
+// id is not bound to the client. A missing header is fine.
 func (b binding) claimHeader(kind string, header http.Header, name string) bool {
 	values := header.Values(name)
 	if len(values) != 1 {
@@ -57,7 +57,7 @@ func (x *Exchange) binding() binding {
 }
 
 // claim replaces the ids of the session and of the last event with those of the server. It fails if
-// they, or tasks in the message, belong to another client.
+// they, or tasks that the message names, are not the client's.
 func (x *Exchange) claim(header http.Header) *jsonrpc.Failure {
 	if httpbody.GetHeader(header, "Last-Event-Id") == "" {
 		delete(header, "Last-Event-Id") // an empty one has no meaning
@@ -100,12 +100,12 @@ type eventBinder struct {
 	isStream bool // the response is an event stream
 	events   sse.Scanner
 	line     []byte // incomplete line that may be an id
-	passing  bool   // the current line is not an id
+	notID    bool   // the current line is not an id
 	out      []byte
 }
 
-// longestEventID is the maximum length of an id line. A longer one is not bound, and cannot be resumed
-// from.
+// longestEventID is the maximum length of an id line. A longer one is not bound, so the client
+// cannot resume after it.
 const longestEventID = 4 << 10
 
 func (w *eventBinder) Header() http.Header         { return w.next.Header() }
@@ -150,17 +150,17 @@ func (w *eventBinder) Write(p []byte) (int, error) {
 func (w *eventBinder) frame(p []byte) {
 	for _, c := range p {
 		ends := c == '\n' || c == '\r'
-		if !ends && !w.passing {
+		if !ends && !w.notID {
 			w.line = append(w.line, c)
-			w.passing = !mayBeID(w.line) || len(w.line) > longestEventID
-			if w.passing {
+			w.notID = !mayBeID(w.line) || len(w.line) > longestEventID
+			if w.notID {
 				w.out, w.line = append(w.out, w.line...), w.line[:0]
 			}
 			continue
 		}
 		if ends {
 			w.out, w.line = append(w.out, w.boundLine()...), w.line[:0]
-			w.passing = false
+			w.notID = false
 		}
 		w.out = append(w.out, c)
 	}

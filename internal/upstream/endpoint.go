@@ -38,8 +38,8 @@ func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 	return u, nil
 }
 
-// sealedEndpoint returns the URL of the gateway for one of the server. It reports false if the address
-// is not a valid URL.
+// sealedEndpoint returns the URL of the gateway for one of the server. It reports false if the
+// address is not a valid URL.
 func (x *Exchange) sealedEndpoint(address string) (string, bool) {
 	ref, err := url.Parse(strings.TrimSpace(address))
 	if err != nil || ref.Opaque != "" {
@@ -62,22 +62,23 @@ func (x *Exchange) noteEndpoint(address []byte) bool {
 	return true
 }
 
-// An endpointSealer replaces the URL in each event that announces an endpoint. All servers share one
-// origin, so an unchanged URL could belong to another server, and the client would post to that.
+// An endpointSealer replaces the URL in each event that announces an endpoint. All servers share
+// one origin, so an unchanged URL could belong to another server, and the client would post to
+// that.
 type endpointSealer struct {
-	events  sse.Scanner
-	fields  sse.Fields // of the event
-	held    []byte     // the event, until its kind is known
-	out     []byte
-	named   bool // the event announces an endpoint
-	passing bool // the beginning of the event has been forwarded
+	events     sse.Scanner
+	fields     sse.Fields // of the event
+	held       []byte     // the event, until its kind is known
+	out        []byte
+	isEndpoint bool // the event announces an endpoint
+	forwarding bool // the beginning of the event has been forwarded
 }
 
-// longestEndpoint is how many bytes of an event are held back. A longer event is forwarded in parts.
-// If it then turns out to announce an endpoint, the stream ends.
+// longestEndpoint is how many bytes of an event are held back. A longer event is forwarded in
+// parts. If it then turns out to announce an endpoint, the stream ends.
 const longestEndpoint = 64 << 10
 
-var errEndpoint = errors.New("MCP server announced an invalid endpoint")
+var errInvalidEndpoint = errors.New("MCP server announced an invalid endpoint")
 
 // seal returns the bytes that can be forwarded. They are valid until the next call.
 func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bool)) (_ []byte, err error) {
@@ -94,28 +95,28 @@ func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bo
 			s.read(part)
 		}
 		s.held = append(s.held, part...)
-		if len(s.held) > longestEndpoint || s.passing {
-			s.passing = true
-			if s.named {
-				err = errEndpoint
+		if len(s.held) > longestEndpoint || s.forwarding {
+			s.forwarding = true
+			if s.isEndpoint {
+				err = errInvalidEndpoint
 				return
 			}
-			s.pass(s.held)
+			s.emit(s.held)
 			return
 		}
 		// A comment, which keeps the connection open, is not part of an event. A single line end is
 		// the rest of one.
 		if ends := part[len(part)-1] == '\n' || part[len(part)-1] == '\r'; ends && (s.held[0] == ':' || len(s.held) == 1) {
-			s.pass(s.held)
+			s.emit(s.held)
 		}
 	})
 	return s.out, err
 }
 
-// rest returns what is left of a body that has ended. It may not have been an event stream.
+// rest returns the held bytes of a body that has ended. It may not have been an event stream.
 func (s *endpointSealer) rest() []byte {
 	s.read([]byte{'\n'})
-	if s.named {
+	if s.isEndpoint {
 		return nil
 	}
 	return s.held
@@ -124,29 +125,33 @@ func (s *endpointSealer) rest() []byte {
 // read parses the next bytes outside of data. An event that has named an endpoint once stays one.
 func (s *endpointSealer) read(frame []byte) {
 	s.fields.Read(frame)
-	s.named = s.named || isEndpoint(s.fields.Type)
+	s.isEndpoint = s.isEndpoint || isEndpointEvent(s.fields.Type)
 }
 
-// isEndpoint reports whether an event of this name announces an endpoint. It is more lenient than the
-// standard, as some clients are.
-func isEndpoint(name string) bool { return strings.EqualFold(strings.TrimSpace(name), endpointParam) }
+// isEndpointEvent reports whether an event of this name announces an endpoint. It is more lenient
+// than the standard, as some clients are.
+func isEndpointEvent(name string) bool {
+	return strings.EqualFold(strings.TrimSpace(name), endpointParam)
+}
 
+// dispatch ends an event. It replaces the URL of an endpoint.
 func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {
-	if !s.named {
-		s.pass(s.held)
+	if !s.isEndpoint {
+		s.emit(s.held)
 	} else {
-		ours, ok := replace(dataOf(s.held))
+		sealed, ok := replace(dataOf(s.held))
 		if !ok {
-			return errEndpoint
+			return errInvalidEndpoint
 		}
-		s.pass([]byte("event: " + endpointParam + "\ndata: " + ours + "\n\n"))
+		s.emit([]byte("event: " + endpointParam + "\ndata: " + sealed + "\n\n"))
 	}
 	s.fields.Reset()
-	s.named, s.passing = false, false
+	s.isEndpoint, s.forwarding = false, false
 	return nil
 }
 
-func (s *endpointSealer) pass(p []byte) {
+// emit forwards bytes instead of the held ones.
+func (s *endpointSealer) emit(p []byte) {
 	s.out = append(s.out, p...)
 	s.held = s.held[:0]
 }

@@ -16,7 +16,7 @@ import (
 
 var testSealer = seal.New("test", []byte("a key of these tests"))
 
-// sealAll seals a stream in pieces of a size.
+// sealAll seals a stream that is read in pieces of a size.
 func sealAll(s *Server, stream string, size int) (string, error) {
 	x := &Exchange{Shared: &Shared{Sealer: testSealer}, Server: s, Path: "/mcp/old",
 		Caller: access.Caller{Identity: "ann"}}
@@ -44,14 +44,14 @@ func TestEndpoints(t *testing.T) {
 		{"two lines", "event: endpoint\ndata: /mess\ndata: ages" + end, "/messages"},
 		{"lines that end with CR", "event: endpoint\rdata: /messages\r\r", "/messages"},
 		{"after a byte order mark", "\ufeffevent: endpoint\ndata: /messages" + end, "/messages"},
-		{"a name that some clients would read so", "event:  Endpoint\ndata: /messages" + end, "/messages"},
+		{"a name that some clients accept", "event:  Endpoint\ndata: /messages" + end, "/messages"},
 		{"an address that is not a URL", "event: endpoint\ndata: mailto:x" + end, "error"},
-		{"an address that browsers can read", "event: endpoint\ndata: /mcp/files?%zz#%zz" + end, "error"},
+		{"an address that only browsers accept", "event: endpoint\ndata: /mcp/files?%zz#%zz" + end, "error"},
 		{"a name after long data", "data: " + strings.Repeat("x", longestEndpoint) + "\nevent: endpoint" + end, "error"},
 		{"another event", "event: message\ndata: /messages" + end, ""},
 		{"an event without a name", "data: /messages" + end, ""},
-		{"an event that has not ended", "data: /messages\n", ""},
-		{"no stream", "not found", ""},
+		{"an incomplete event", "data: /messages\n", ""},
+		{"not a stream", "not found", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := sealAll(s, tt.event, 5)
@@ -77,16 +77,17 @@ func TestEndpoints(t *testing.T) {
 				t.Errorf("%v %v", u, failure)
 			}
 			if _, failure := (binding{testSealer, s.Name, "bob"}).openEndpoint(token); failure == nil {
-				t.Error("it is good for another client")
+				t.Error("the endpoint is valid for another client")
 			}
 			if _, failure := (binding{testSealer, "other", "ann"}).openEndpoint(token); failure == nil {
-				t.Error("another server takes it")
+				t.Error("the endpoint is valid for another server")
 			}
 		})
 	}
 }
 
-// A bound session id is valid for its client only, and no other text is valid.
+// FuzzBoundSession checks that a bound session id is valid only for its client, and that no other
+// text is valid.
 func FuzzBoundSession(f *testing.F) { // A30, A57
 	f.Add("of the server.1", "ann", "a", "bob", "b", "")
 	f.Add("", "ann", "a", "", "a", ".")
@@ -109,26 +110,27 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 		}
 		bound := own.binding().bind(boundSession, id)
 		if got, ok := claims(own, bound); got != id || !ok {
-			t.Fatalf("%q is %q to its own client, %t", bound, got, ok)
+			t.Fatalf("%q opens as %q for its own client: %t", bound, got, ok)
 		}
 		if _, ok := claims(own, made); ok && own.binding().bind(boundSession,
 			made[:strings.LastIndexByte(made, '.')]) != made {
-			t.Fatalf("%q is a session", made)
+			t.Fatalf("invented %q is valid", made)
 		}
 		if otherIdentity == "" || strings.ContainsRune(identity+otherIdentity+server+otherServer+id, 0) {
 			return // names never contain this character
 		}
 		if _, ok := claims(at(otherIdentity, otherServer), bound); ok != (otherIdentity == identity &&
 			otherServer == server) {
-			t.Fatalf("%q of %q at %q is that of %q at %q: %t", bound, identity, server, otherIdentity, otherServer, ok)
+			t.Fatalf("%q of %q at %q also belongs to %q at %q: %t", bound, identity, server, otherIdentity, otherServer, ok)
 		}
 		if failure := own.claim(http.Header{mcp.SessionHeader: {bound, bound}}); failure == nil {
-			t.Fatal("two of them are one")
+			t.Fatal("two sessions have the same id")
 		}
 	})
 }
 
-// The token in a message is the one that encoding/json finds, and the server gets none (A30, A31).
+// FuzzAuthToken checks that the token in a message is the one that encoding/json finds, and that
+// the server does not get it (A30, A31).
 func FuzzAuthToken(f *testing.F) {
 	for _, message := range []string{
 		`{"method":"m","params":{"proxy":{"authToken":"t\u0061"}}}`,
@@ -155,7 +157,7 @@ func FuzzAuthToken(f *testing.F) {
 		if m.Text(jsonrpc.AuthToken) != token {
 			t.Fatalf("%q has the token %q, want %q", message, m.Text(jsonrpc.AuthToken), token)
 		}
-		// Readers that ignore the case of names find no other token.
+		// Readers that ignore the case of names do not find another token.
 		var folded struct {
 			Params struct {
 				Proxy struct{ AuthToken any }
@@ -163,14 +165,14 @@ func FuzzAuthToken(f *testing.F) {
 		}
 		if json.Unmarshal(message, &folded) == nil {
 			if text, _ := folded.Params.Proxy.AuthToken.(string); text != token {
-				t.Fatalf("%q has the token %q for some, and %q here", message, text, token)
+				t.Fatalf("%q has the token %q for case-insensitive readers, and %q here", message, text, token)
 			}
 		}
 	})
 }
 
-// Each endpoint in a stream is one of the gateway, however it is written and split. Everything else is
-// unchanged.
+// FuzzSealedEndpoints checks that each endpoint in a stream becomes one of the gateway, however it
+// is spelled and split. Everything else is unchanged.
 func FuzzSealedEndpoints(f *testing.F) {
 	for _, stream := range []string{
 		"event: endpoint\ndata: /mcp/files\n\n", "data: {}\n\nevent: endpoint\ndata: /mcp/files\n\n",
@@ -206,7 +208,7 @@ func FuzzSealedEndpoints(f *testing.F) {
 
 type readEvent struct{ name, data string }
 
-// readEvents parses an event stream line by line, by the standard.
+// readEvents parses an event stream line by line, as the standard says.
 func readEvents(stream string) (events []readEvent) {
 	stream = strings.TrimPrefix(stream, "\ufeff")
 	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)

@@ -32,9 +32,10 @@ const (
 
 // An Exchange is one HTTP request to a server, with its response.
 //
-// The routes of the server write the response to the receiver, which enforces limits. It then passes
-// through the filter, if the client may not see all of it, and the mask, and reaches the reply, which
-// writes it in the form of the endpoint. The exchange itself is the Handler that the mask calls.
+// The routes of the server write the response to the receiver, which enforces limits. It then
+// passes through the filter, if the client may not see all of it, and the mask, and reaches the
+// reply, which writes it in the form of the endpoint. The exchange itself is the Handler that the
+// mask calls.
 //
 // At Aggregate, [Shared.NewExchange] makes an exchange and [Exchange.Send] runs it. Elsewhere it is
 // made from its exported fields, and [Exchange.Pass] runs it.
@@ -62,7 +63,7 @@ type Exchange struct {
 	Ending
 
 	inspection  *Inspection   // on behalf of an operator; nil for clients
-	flight      *ActiveCall   // the client's call, if it can be canceled
+	call        *ActiveCall   // the client's call, if it can be canceled
 	routed      *http.Request // request as the routes got it, if the gateway may answer server requests
 	session     unlogged.Session
 	ctx         exchangeContext
@@ -75,7 +76,7 @@ type Exchange struct {
 
 	pendingAnswers atomic.Int32     // responses to server requests that are being sent
 	answered       bool             // the server has responded
-	failure        *jsonrpc.Failure // why the response is not accepted, or why there is none
+	failure        *jsonrpc.Failure // why the response is missing or rejected
 }
 
 // A reply receives the response of an exchange.
@@ -85,26 +86,26 @@ type reply interface {
 	// prepare sets headers that make the server respond in a form the reply can read.
 	prepare(*http.Request)
 
-	// complete ends a complete response. A failure that it returns is to be sent instead.
+	// complete ends a complete response. If it returns a failure, the caller sends that instead.
 	complete() *jsonrpc.Failure
 
-	// breakOff ends an incomplete or missing response. A failure that it returns can still be sent.
-	// Otherwise it has sent what it could, or panics to abort the connection.
+	// breakOff ends an incomplete or missing response. If it returns a failure, the caller can
+	// still send that. Otherwise it has sent what it could, or panics to abort the connection.
 	breakOff(*jsonrpc.Failure) *jsonrpc.Failure
 
 	// done reports whether the client has its response.
 	done() bool
 
-	// timeLeft returns how much of its timeout is left to a server that has been silent for all of it,
-	// because it had to wait for the client.
+	// timeLeft is called when the server has been silent for its timeout. It returns how much of
+	// the timeout is left if the time in which the server waited for the client does not count.
 	timeLeft(timeout time.Duration) time.Duration
 
 	// release returns pooled resources.
 	release()
 }
 
-// NewExchange returns an exchange of the aggregate, whose response goes to reader. m is the message to
-// post; nil for none. An inspection is nil for clients.
+// NewExchange returns an exchange of the aggregate, whose response goes to reader. m is the message
+// to post; nil for none. An inspection is nil for clients.
 func (shared *Shared) NewExchange(
 	s *Server, c access.Caller, reader *streamable.Reader, m *jsonrpc.Message, inspection *Inspection,
 ) *Exchange {
@@ -128,17 +129,17 @@ func (shared *Shared) NewExchange(
 	return x
 }
 
-// Join makes the exchange a part of a call: it is canceled with the call, and cancels the call at its
-// timeout. It returns the context of the request.
+// Join makes the exchange a part of a call: it is canceled with the call, and cancels the call at
+// its timeout. It returns the context of the request.
 func (x *Exchange) Join(call *ActiveCall) context.Context {
-	x.flight, x.cancel, x.ctx = call, call.Cancel, exchangeContext{call.Context, x}
+	x.call, x.cancel, x.ctx = call, call.Cancel, exchangeContext{call.Context, x}
 	return &x.ctx
 }
 
 // context returns the context of the call, or of the request if there is no call.
 func (x *Exchange) context(r *http.Request) context.Context {
-	if x.flight != nil {
-		return x.flight.Context
+	if x.call != nil {
+		return x.call.Context
 	}
 	return r.Context()
 }
@@ -165,7 +166,7 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	if x.Kind != Aggregate {
 		x.Before = maps.Clone(x.Writer.Header())
 	}
-	if x.flight == nil {
+	if x.call == nil {
 		var ctx context.Context
 		ctx, x.cancel = context.WithCancelCause(r.Context())
 		defer x.cancel(nil)
@@ -203,11 +204,11 @@ func (x *Exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 // limitTime starts the time limits of the exchange. A stream that a client opened to listen has no
 // timeout, but ends when the client must open it again.
 func (x *Exchange) limitTime(method string) {
-	lasts := x.answersAny(method) || x.Message.Is(jsonrpc.Method, mcp.MethodListen)
+	isLongLived := x.answersAnyRequest(method) || x.Message.Is(jsonrpc.Method, mcp.MethodListen)
 	switch {
-	case lasts && x.Kind == Aggregate: // its reader ends it
+	case isLongLived && x.Kind == Aggregate: // its reader ends it
 		return
-	case lasts && x.Kind == Single:
+	case isLongLived && x.Kind == Single:
 		end := func() { x.cancel(errEnded) }
 		x.stopLimits = append(x.stopLimits, context.AfterFunc(x.Server.Streams, end))
 		if x.Caller.MustReauthenticate() {
@@ -215,24 +216,24 @@ func (x *Exchange) limitTime(method string) {
 		}
 		return
 	}
-	a := &x.receiver
-	a.limit, a.timeout = x.Shared.ResponseLimit, max(x.Server.Timeout, x.inspection.Timeout())
+	rr := &x.receiver
+	rr.limit, rr.timeout = x.Shared.ResponseLimit, max(x.Server.Timeout, x.inspection.Timeout())
 	if x.isHandshakeOrList() {
-		a.timeout = max(a.timeout, x.Shared.JoinTimeout)
+		rr.timeout = max(rr.timeout, x.Shared.JoinTimeout)
 	}
-	left := a.timeout
-	if a.lastActivity.Load() == 0 {
-		a.lastActivity.Store(int64(streamable.Clock()))
+	left := rr.timeout
+	if rr.lastActivity.Load() == 0 {
+		rr.lastActivity.Store(int64(streamable.Clock()))
 	} else {
-		left = a.idleTimeLeft()
+		left = rr.idleTimeLeft()
 	}
-	a.timerMu.Lock() // expire may run at once, and needs the timer
-	defer a.timerMu.Unlock()
-	a.timer = time.AfterFunc(left, x.expire)
+	rr.timerMu.Lock() // expire may run at once, and needs the timer
+	defer rr.timerMu.Unlock()
+	rr.timer = time.AfterFunc(left, x.expire)
 }
 
-// isHandshakeOrList reports whether the message is a handshake or a list request of the aggregate. These have a
-// time limit of their own.
+// isHandshakeOrList reports whether the message is a handshake or a list request of the aggregate.
+// These have a time limit of their own.
 func (x *Exchange) isHandshakeOrList() bool {
 	method, _ := x.knownMethod()
 	_, isList := mcp.ListKindOf(method)
@@ -241,15 +242,15 @@ func (x *Exchange) isHandshakeOrList() bool {
 
 // expire ends the exchange if the server has been silent for too long.
 func (x *Exchange) expire() {
-	a := &x.receiver
-	left := a.idleTimeLeft()
+	rr := &x.receiver
+	left := rr.idleTimeLeft()
 	if left <= 0 {
-		left = x.reply.timeLeft(a.timeout)
+		left = x.reply.timeLeft(rr.timeout)
 	}
 	if left > 0 {
-		a.timerMu.Lock()
-		defer a.timerMu.Unlock()
-		a.timer.Reset(left)
+		rr.timerMu.Lock()
+		defer rr.timerMu.Unlock()
+		rr.timer.Reset(left)
 		return
 	}
 	x.cancel(ErrTimeout)
@@ -265,9 +266,9 @@ func (x *Exchange) endLimits() {
 	}
 }
 
-// answersAny reports whether the response may contain responses to any requests of the client: the
-// client opened the stream, and it is not the rest of the stream of a known call.
-func (x *Exchange) answersAny(method string) bool {
+// answersAnyRequest reports whether the response may contain responses to any requests of the
+// client: the client opened the stream, and it is not the rest of the stream of a known call.
+func (x *Exchange) answersAnyRequest(method string) bool {
 	return method == http.MethodGet && !x.Message.IsRequest()
 }
 
@@ -287,8 +288,8 @@ func (timeoutError) Error() string {
 func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
-// run runs the routes of the server. They panic when a connection breaks during the body. That becomes
-// an error, because the client may still get a response.
+// run runs the routes of the server. They panic when a connection breaks during the body. That
+// becomes an error, because the client may still get a response.
 func (x *Exchange) run(r *http.Request) (err error) {
 	defer func() {
 		switch reason := recover(); {
@@ -309,8 +310,8 @@ func (x *Exchange) run(r *http.Request) (err error) {
 	return x.Server.Mask.Serve(x.reply, r, MaskRequest{x.maskTarget(), x.Goal, x.Caller.Label, x.Traffic.report()}, x)
 }
 
-// isMasked reports whether the response is masked. At the MCP endpoints, responses pass unchanged unless
-// configured otherwise (A44, O25). The mask itself does not change lists.
+// isMasked reports whether the response is masked. At the MCP endpoints, responses pass unchanged
+// unless configured otherwise (A44, O25). The mask itself does not change lists.
 func (x *Exchange) isMasked() bool {
 	switch {
 	case x.Server.Mask == nil, x.Kind != RPC && !x.Server.MaskMCP, x.inspection.WantsRaw():
@@ -325,8 +326,8 @@ func (x *Exchange) isMasked() bool {
 	return x.Resumed && !x.Message.IsRequest()
 }
 
-// maskTarget returns the target of the exchange, for the mask. It is unknown for a response that a client
-// resumes, and for that of a task.
+// maskTarget returns the target of the exchange, for the mask. It is unknown for a response that a
+// client resumes, and for that of a task.
 func (x *Exchange) maskTarget() mcp.Target {
 	target, ok := mcp.TargetOf(x.Server.Name, &x.Message)
 	if !ok || !x.Message.IsRequest() {
@@ -335,8 +336,8 @@ func (x *Exchange) maskTarget() mcp.Target {
 	return target
 }
 
-// ServeHTTP runs the routes of the server with a response that goes to w: the mask, if there is one,
-// or the reply.
+// ServeHTTP runs the routes of the server with a response that goes to w: the mask, if there is
+// one, or the reply.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	filter := newFilter(x, w, r)
 	if filter != nil {
@@ -496,8 +497,8 @@ var _ Handler = (*Exchange)(nil)
 // A readerReply writes the response to a Reader of the aggregate.
 type readerReply struct {
 	*streamable.Reader
-	x    *Exchange
-	over atomic.Bool // the resumed stream has brought the response
+	x         *Exchange
+	responded atomic.Bool // the response has arrived on the resumed stream
 }
 
 func (w *readerReply) prepare(*http.Request) {}
@@ -532,7 +533,7 @@ func (w *readerReply) done() bool {
 func (w *readerReply) release() {}
 
 func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
-	if w.over.Load() {
+	if w.responded.Load() {
 		return 0
 	}
 	return timeout - w.Idle()
@@ -540,11 +541,11 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 
 // Write limits the time of a resumed stream after the response, because some servers do not end it.
 func (w *readerReply) Write(p []byte) (int, error) {
-	w.x.Traffic.pass(len(p))
+	w.x.Traffic.addSent(len(p))
 	n, err := w.Reader.Write(p)
-	if a := &w.x.receiver; w.x.Resumed && a.timer != nil && w.done() {
-		w.over.Store(true)
-		a.limitIdle(StreamGrace)
+	if rr := &w.x.receiver; w.x.Resumed && rr.timer != nil && w.done() {
+		w.responded.Store(true)
+		rr.limitIdle(StreamGrace)
 	}
 	return n, err
 }

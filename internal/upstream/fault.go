@@ -66,13 +66,13 @@ func (s *Server) reason(failure *jsonrpc.Failure, limit time.Duration) string {
 	if known, ok := errors.AsType[knownCause](failure.Err); ok {
 		return known.Error()
 	}
-	if wrong, ok := errors.AsType[*unexpectedResponse](failure.Err); ok {
-		return wrong.text(s)
+	if unexpected, ok := errors.AsType[*unexpectedResponse](failure.Err); ok {
+		return unexpected.text(s)
 	}
 	switch {
 	case failure.Data.Symbol == "timeout" && s.ChildrenOnly && failure.Cause == jsonrpc.CauseStarting:
-		return fmt.Sprintf("not initialized within %s; it runs, but has not answered: is it an MCP server on stdio?",
-			limit)
+		return fmt.Sprintf("not initialized within %s: the process runs, but has not answered; "+
+			"check that it is an MCP server on stdio", limit)
 	case failure.Data.Symbol == "timeout":
 		return fmt.Sprintf("no response within %s", limit)
 	case failure.Data.StatusCode != 0:
@@ -134,8 +134,8 @@ type unexpectedResponse struct {
 
 func (e *unexpectedResponse) Error() string { return e.text(nil) }
 
-// text describes the response of a server. A web page, or a 404, means that the URL is not that of an
-// MCP server.
+// text describes the response of a server. A web page, or a 404, means that the URL is not that of
+// an MCP server.
 func (e *unexpectedResponse) text(s *Server) string {
 	media := ""
 	if httpbody.TypeOf(e.contentType) == httpbody.Other {
@@ -160,8 +160,8 @@ func (e *unexpectedResponse) text(s *Server) string {
 	return text
 }
 
-// serverHealth returns what the end of a client's request says about the server: that it responded, or why
-// not. Both are zero if it says nothing, as when the client canceled or a rule denied it.
+// serverHealth reports whether the server responded to a client's request, or why not. Both are
+// zero if that is unknown, as when the client canceled or a rule denied the request.
 func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 	if httpMethod != http.MethodPost || !x.Message.IsRequest() || x.IsOwn || x.ClientGone {
 		return false, nil
@@ -203,8 +203,8 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 	return false, f
 }
 
-// certainty returns how much a missing response says about the server. One tool may be slow or broken
-// while others work.
+// certainty returns how much a missing response says about the server. One tool may be slow or
+// broken while others work.
 func (x *Exchange) certainty() Certainty {
 	switch method := x.MethodName(); {
 	case method == "initialize", method == "server/discover", method == "ping", strings.HasSuffix(method, "/list"):
@@ -213,8 +213,8 @@ func (x *Exchange) certainty() Certainty {
 	return Doubtful
 }
 
-// responseFailure returns the failure for a response that was forwarded unchanged; nil if it may have a
-// JSON-RPC response, or ended otherwise.
+// responseFailure returns the failure for a response that was forwarded unchanged; nil if it may
+// have a JSON-RPC response, or ended otherwise.
 func (x *Exchange) responseFailure() *jsonrpc.Failure {
 	switch status := x.receiver.status; {
 	case x.Outcome == OutcomeCanceled, x.Outcome == OutcomePanic, status == 0:
@@ -243,11 +243,11 @@ func (x *Exchange) isClientFault(status int) bool {
 
 // UnexpectedResponse returns an error that describes the response.
 func (x *Exchange) UnexpectedResponse() error {
-	wrong := &unexpectedResponse{status: x.receiver.status}
+	unexpected := &unexpectedResponse{status: x.receiver.status}
 	if x.receiver.contentType != nil {
-		wrong.contentType = *x.receiver.contentType
+		unexpected.contentType = *x.receiver.contentType
 	}
-	return wrong
+	return unexpected
 }
 
 // NoteFailure records the failure of the last handshake with the server; nil if it succeeded.
@@ -257,7 +257,7 @@ func (s *Server) NoteFailure(failure *jsonrpc.Failure) {
 	s.lastFailure = failure
 }
 
-// MissingCause returns why a server is missing from what clients see.
+// MissingCause returns why a server is missing from the lists of clients.
 func (s *Server) MissingCause() jsonrpc.Cause {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ func TestCauses(t *testing.T) {
 		err  error
 		want jsonrpc.Cause
 	}{
-		{"nothing listens", get(gone.URL), jsonrpc.CauseRefused},
+		{"a closed port", get(gone.URL), jsonrpc.CauseRefused},
 		{"a name that does not exist", get("http://no-such-host.invalid"), jsonrpc.CauseNoHost},
 		{"TLS to a plain port", tls.RecordHeaderError{Msg: "tls: first record does not look like a TLS handshake"},
 			jsonrpc.CauseTLS},
@@ -43,8 +43,8 @@ func TestCauses(t *testing.T) {
 		{"a route that does not exist", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("network is unreachable")},
 			jsonrpc.CauseNoRoute},
 		{"a connection that was closed", io.ErrUnexpectedEOF, jsonrpc.CauseLost},
-		{"a response that broke off", errAborted, jsonrpc.CauseLost},
-		{"a cause that is known", &StatusError{502, startError{}}, jsonrpc.CauseNotStarted},
+		{"an aborted response", errAborted, jsonrpc.CauseLost},
+		{"a known cause", &StatusError{502, startError{}}, jsonrpc.CauseNotStarted},
 		{"anything else", errors.New("?"), jsonrpc.CauseNoRoute},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -65,7 +65,8 @@ func (startError) Cause() jsonrpc.Cause { return jsonrpc.CauseNotStarted }
 func TestFaultOfASilentChild(t *testing.T) {
 	failure := jsonrpc.Timeout("a")
 	failure.Cause = jsonrpc.CauseStarting
-	const want = "not initialized within 2m0s; it runs, but has not answered: is it an MCP server on stdio?"
+	const want = "not initialized within 2m0s: the process runs, but has not answered; " +
+		"check that it is an MCP server on stdio"
 	if got := (&Server{Name: "a", ChildrenOnly: true}).Fault(failure, "initialize", 2*time.Minute).Reason; got != want {
 		t.Errorf("got %q", got)
 	}

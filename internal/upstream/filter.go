@@ -18,46 +18,47 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A filter changes messages of a server before they reach the client: it removes list items that the
-// client may not see, redacts, and answers server requests. It buffers each message that it reads.
-// Everything else streams.
+// A filter changes messages of a server before they reach the client: it removes list items that
+// the client may not see, redacts, and answers server requests. It buffers each message that it
+// reads. Everything else streams.
 type filter struct {
 	*screen.Writer
 	x *Exchange
 	r *http.Request // to the server
 
-	// What messages are read for, in addition to redaction.
-	lists   bool // lists of which the client sees only a part, or a changed form
-	updates bool // updates of resources that the client may not read
-	values  bool // completion values of URIs of such resources
-	answers bool // server requests that the gateway answers
-	notices bool // notifications about tasks of other clients
-	states  bool // states of server requests
+	// Parts of messages that the filter reads, in addition to redaction.
+	lists       bool // lists of which the client sees only a part, or a changed form
+	updates     bool // updates of resources that the client may not read
+	completions bool // completion values of URIs of such resources
+	answers     bool // server requests that the gateway answers
+	taskNotices bool // notifications about tasks of other clients
+	states      bool // states of server requests
 
-	visible ListFilter // filter of lists
+	listFilter ListFilter // filter of lists
 }
 
-// newFilter returns a filter that writes to w; nil if nothing is to be filtered.
+// newFilter returns a filter that writes to w; nil if the response needs none.
 func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 	modern := x.IsModern(r) || x.Kind == RPC // RPC requests need not name their version
-	sought := filter{
+	draft := filter{
 		x: x, r: r,
 		updates: x.Caller.Policy().RestrictsResources(x.Server.Name),
 		answers: len(x.Server.Answers) > 0,
 		states:  x.SealState != nil,
-		notices: x.Caller.Identity != "" && (r.Method == http.MethodGet || x.Message.Is(jsonrpc.Method, mcp.MethodListen)),
+		taskNotices: x.Caller.Identity != "" &&
+			(r.Method == http.MethodGet || x.Message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
-	sought.lists, sought.values = sought.mayHaveLists(modern), sought.mayHaveCompletions()
+	draft.lists, draft.completions = draft.mayHaveLists(modern), draft.mayHaveCompletions()
 	// A modern server sends its requests in results.
-	whole := sought.lists || sought.values || sought.states || x.Caller.Redactor() != nil || sought.answers && modern
-	if !whole && !sought.updates && !sought.answers && !sought.notices {
+	whole := draft.lists || draft.completions || draft.states || x.Caller.Redactor() != nil || draft.answers && modern
+	if !whole && !draft.updates && !draft.answers && !draft.taskNotices {
 		return nil
 	}
-	f := new(sought)
+	f := new(draft)
 	if f.lists {
 		// The routes may change the headers, so the filter is made before they run.
-		f.visible = NewListFilter(x.Shared, x.Server, &x.Caller, r.Header)
-		f.visible.hides = f.visible.hides || x.MethodName() == "tasks/list" // hides tasks of other clients
+		f.listFilter = NewListFilter(x.Shared, x.Server, &x.Caller, r.Header)
+		f.listFilter.mayHide = f.listFilter.mayHide || x.MethodName() == "tasks/list" // hides tasks of other clients
 	}
 	r.Header.Del("Accept-Encoding")
 	f.Writer = screen.NewWriter(w, maxFiltered, f.onMessage)
@@ -79,7 +80,7 @@ func (x *Exchange) IsModern(r *http.Request) bool {
 
 // onMessage returns a message as the client gets it; nil to drop it.
 func (f *filter) onMessage(message []byte) ([]byte, error) {
-	if f.r.Method == http.MethodGet && f.EventNamed(isEndpoint) && f.x.noteEndpoint(message) {
+	if f.r.Method == http.MethodGet && f.EventNamed(isEndpointEvent) && f.x.noteEndpoint(message) {
 		return message, nil // a later step replaces it
 	}
 	// Some servers send a byte order mark first, and some clients ignore it.
@@ -92,7 +93,7 @@ func (f *filter) onMessage(message []byte) ([]byte, error) {
 
 // mayHaveLists reports whether the response may have a list that must be filtered or changed.
 func (f *filter) mayHaveLists(modern bool) bool {
-	if f.x.answersAny(f.r.Method) {
+	if f.x.answersAnyRequest(f.r.Method) {
 		return f.x.Kind == Single || f.x.Kind == Aggregate && f.x.Resumed
 	}
 	switch f.x.MethodName() {
@@ -106,21 +107,21 @@ func (f *filter) mayHaveLists(modern bool) bool {
 	return false
 }
 
-// FiltersWhileReading reports whether the aggregate filters lists for a client while it reads them. Lists
-// for clients with a redactor are filtered by the exchange instead, before redaction.
+// FiltersWhileReading reports whether the aggregate filters lists for a client while it reads them.
+// If the client has a redactor, the exchange filters them instead, before redaction.
 func FiltersWhileReading(c *access.Caller) bool { return c.Redactor() == nil }
 
-// mayHaveCompletions reports whether the response may have completion values for the URI of a resource that
-// the client may not read.
+// mayHaveCompletions reports whether the response may have completion values for the URI of a
+// resource that the client may not read.
 func (f *filter) mayHaveCompletions() bool {
 	return f.x.Caller.Policy().RestrictsResources(f.x.Server.Name) &&
-		(f.x.answersAny(f.r.Method) || f.x.MethodName() == "completion/complete" && f.x.Message.Has(jsonrpc.RefURI))
+		(f.x.answersAnyRequest(f.r.Method) || f.x.MethodName() == "completion/complete" && f.x.Message.Has(jsonrpc.RefURI))
 }
 
 // filterMessage returns a message of the server as the client gets it; nil to drop it.
 func (f *filter) filterMessage(message []byte) ([]byte, error) {
 	var m jsonrpc.Message // read only if its kind matters
-	if (f.answers || f.updates || f.notices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
+	if (f.answers || f.updates || f.taskNotices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
 		return f.drop(errUnreadable) // unreadable to the gateway, but perhaps not to the client
 	}
 	if f.answers {
@@ -137,7 +138,7 @@ func (f *filter) filterMessage(message []byte) ([]byte, error) {
 		!f.x.Caller.Allows(mcp.Target{Server: f.x.Server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
 		return nil, nil
 	}
-	if f.notices && f.isOtherClientsTask(&m) {
+	if f.taskNotices && f.isOtherClientsTask(&m) {
 		return nil, nil
 	}
 	if f.lists {
@@ -147,7 +148,7 @@ func (f *filter) filterMessage(message []byte) ([]byte, error) {
 		}
 		f.x.Shared.Observer.ToolsSeen(f.x.Server.Name)
 	}
-	if f.values {
+	if f.completions {
 		var err error
 		if message, err = f.filterCompletion(message); err != nil {
 			return f.drop(err)
@@ -173,7 +174,7 @@ func (f *filter) countRedactions(n int) {
 // drop drops a message that cannot be read. On a stream that a client opened to listen, later
 // messages still pass; a response that a client waits for becomes an error.
 func (f *filter) drop(err error) ([]byte, error) {
-	if !f.x.answersAny(f.r.Method) {
+	if !f.x.answersAnyRequest(f.r.Method) {
 		return nil, err
 	}
 	f.x.Shared.Logger.Warn("ambiguous message from MCP server dropped", zap.String("mcp_server", f.x.Server.Name))
@@ -182,11 +183,11 @@ func (f *filter) drop(err error) ([]byte, error) {
 
 // A ListFilter decides which items of a server's lists a client sees.
 type ListFilter struct {
-	shared *Shared
-	server *Server
-	Caller *access.Caller
-	hides  bool // some items may be hidden
-	Done   bool // the exchange of the list has filtered it
+	shared  *Shared
+	server  *Server
+	Caller  *access.Caller
+	mayHide bool // some items may be hidden
+	Done    bool // the exchange of the list has filtered it
 
 	notes *ToolNotes // cache of annotations; nil if no rule depends on them
 }
@@ -194,24 +195,24 @@ type ListFilter struct {
 // NewListFilter returns a filter for a list requested with these headers.
 func NewListFilter(shared *Shared, s *Server, c *access.Caller, header http.Header) ListFilter {
 	f := ListFilter{shared: shared, server: s, Caller: c}
-	f.hides = shared.PinTools || c.Policy().Restricts(s.Name) || s.Overrides != nil
+	f.mayHide = shared.PinTools || c.Policy().Restricts(s.Name) || s.Overrides != nil
 	if c.Policy().UsesAnnotations() {
 		f.notes = shared.ToolNotes(s, c, header)
 	}
 	return f
 }
 
-// Read reads a response that may have lists, without the characters that hide texts from people.
+// Read reads a response that may have lists. It removes characters that hide texts from people.
 func (f *ListFilter) Read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 	failure := l.Read(toolpin.Clean(answer))
-	if failure == nil && f.hides {
+	if failure == nil && f.mayHide {
 		failure = l.CheckDecisive()
 	}
 	return failure
 }
 
-// keeps reports whether the client sees an item.
-func (f *ListFilter) keeps(item *mcp.Item) bool { return f.Caller.IsShown(f.Decide(item)) }
+// shows reports whether the client sees an item.
+func (f *ListFilter) shows(item *mcp.Item) bool { return f.Caller.IsShown(f.Decide(item)) }
 
 // Decide decides whether the client sees an item. A call of the item gets the same decision.
 func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
@@ -222,7 +223,7 @@ func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 		return acl.Decision{}
 	case !toolpin.IsPlainName(item.Name):
 		return access.NotPlain
-	case f.hides && item.Name == "":
+	case f.mayHide && item.Name == "":
 		return acl.Because("it has no name", acl.Deny)
 	case item.Kind != mcp.Tools:
 		return f.Caller.DecideListed(f.server.Name, item.Kind, item.Name)
@@ -253,8 +254,8 @@ func (f *ListFilter) decideTool(item *mcp.Item) acl.Decision {
 // isPinned reports whether the definition of a tool equals its pin. A change may be an attack: the
 // client approved another definition.
 func (f *ListFilter) isPinned(item *mcp.Item) bool {
-	changed, news := f.server.Pins.Observe(item.Name, item.Raw)
-	if news {
+	changed, isNew := f.server.Pins.Observe(item.Name, item.Raw)
+	if isNew {
 		f.shared.Observer.ToolChanged(f.server.Name, mcp.Shortened(item.Name))
 	}
 	return !changed
@@ -264,13 +265,13 @@ func (f *ListFilter) isPinned(item *mcp.Item) bool {
 // private if it can depend on the client.
 func (f *filter) filterLists(message []byte) ([]byte, error) {
 	var l mcp.List
-	failure := f.visible.Read(&l, message)
+	failure := f.listFilter.Read(&l, message)
 	if failure != nil {
-		return f.checkFiltered(l.Raw, nil, failure, f.visible.hides)
+		return f.checkFiltered(l.Raw, nil, failure, f.listFilter.mayHide)
 	}
 	var added []jsonspan.Edit
 	edits := l.Filter(func(item *mcp.Item) bool {
-		if !f.visible.keeps(item) {
+		if !f.listFilter.shows(item) {
 			return false
 		}
 		added = append(added, f.showOverride(item)...)
@@ -280,15 +281,16 @@ func (f *filter) filterLists(message []byte) ([]byte, error) {
 	if f.x.Shared.HasClients && l.Has(jsonrpc.CacheScope) {
 		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 	}
-	return f.checkFiltered(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, f.visible.hides)
+	return f.checkFiltered(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, f.listFilter.mayHide)
 }
 
 // maxValues is how many values of a completion are read. MCP allows 100.
 const maxValues = 1000
 
-// filterCompletion returns a response with only those completion values that lead to resources the client may
-// read. If the values of other arguments are unknown, the client must be allowed to read all resources
-// they could lead to. The template is unknown if the client resumes a response; then no value passes.
+// filterCompletion returns a response with only those completion values that lead to resources the
+// client may read. If the values of other arguments are unknown, the client must be allowed to read
+// all resources they could lead to. The template is unknown if the client resumes a response; then
+// no value passes.
 func (f *filter) filterCompletion(message []byte) ([]byte, error) {
 	policy, server := f.x.Caller.Policy(), f.x.Server.Name
 	completion, unknown := mcp.CompletionOf(f.x.Message.Raw)
@@ -303,23 +305,23 @@ func (f *filter) filterCompletion(message []byte) ([]byte, error) {
 			if reached {
 				return policy.Template(server, uri).Action != acl.Allow
 			}
-			return !policy.Everything(server, uri)
+			return !policy.AllowsAllURIs(server, uri)
 		})
 	})
 	return f.checkFiltered(message, filtered, err, true)
 }
 
-// checkFiltered returns a filtered message. A message that cannot be read passes only if nothing is to be
-// hidden, or if no client could find a message in it.
-func (f *filter) checkFiltered(message, filtered []byte, err error, hides bool) ([]byte, error) {
+// checkFiltered returns a filtered message. A message that cannot be read passes only if the client
+// may see everything, or if no client could find a message in it.
+func (f *filter) checkFiltered(message, filtered []byte, err error, mayHide bool) ([]byte, error) {
 	switch {
-	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
+	case mayHide && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch
-	case hides && f.x.receiver.status/100 == 2 && !looksLikeJSON(message) && f.x.Message.IsRequest():
+	case mayHide && f.x.receiver.status/100 == 2 && !looksLikeJSON(message) && f.x.Message.IsRequest():
 		return nil, errUnreadable // lenient clients may read it
 	case err == nil:
 		return filtered, nil
-	case hides && looksLikeJSON(message):
+	case mayHide && looksLikeJSON(message):
 		return nil, err
 	}
 	return message, nil
@@ -366,8 +368,8 @@ var errUnreadable = errors.New("message cannot be parsed")
 // maxFiltered is the maximum size of a filtered message, in bytes.
 const maxFiltered = 64 << 20
 
-// showOverride returns the edits that apply an override to a tool in a list, for a client at Single or
-// RPC.
+// showOverride returns the edits that apply an override to a tool in a list, for a client at Single
+// or RPC.
 func (f *filter) showOverride(item *mcp.Item) []jsonspan.Edit {
 	o := f.x.Server.Overrides.Of(item.Name)
 	if o == nil || item.Kind != mcp.Tools || f.x.Kind == Aggregate || !item.HasName() {
@@ -381,15 +383,15 @@ func (f *filter) showOverride(item *mcp.Item) []jsonspan.Edit {
 // isHidden reports whether a tool is hidden because an override gives its name to another tool, and
 // reports that once to the Observer. It records that the server has the tool.
 func (f *ListFilter) isHidden(tool string) bool {
-	by, news := f.server.Overrides.NoteListed(tool)
-	if news {
+	by, isNew := f.server.Overrides.NoteListed(tool)
+	if isNew {
 		f.shared.Observer.ToolHidden(f.server.Name, mcp.Shortened(tool), by.Tool)
 	}
 	return by != nil
 }
 
-// addFocus returns the edit that adds the focus argument to a tool in a list, for a client at Single.
-// It records that the tool has the argument.
+// addFocus returns the edit that adds the focus argument to a tool in a list, for a client at
+// Single. It records that the tool has the argument.
 func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	s := f.x.Server
 	if f.x.Kind != Single || item.Kind != mcp.Tools || !item.HasName() {
@@ -408,20 +410,21 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	return []jsonspan.Edit{e.Moved(item.Start)}
 }
 
-// withSealedState replaces the state in a result that asks for input. Clients accept no other state.
+// withSealedState replaces the state in a result that asks for input. Clients accept no other
+// state.
 func (x *Exchange) withSealedState(answer []byte) []byte {
 	var m jsonrpc.Message
 	if m.Read(answer) != nil {
 		return answer
 	}
-	asks, is, err := mcp.ReadInput(&m)
-	if !is || err != nil {
+	input, ok, err := mcp.ReadInput(&m)
+	if !ok || err != nil {
 		return answer
 	}
 	result := m.Literal(jsonrpc.Result)
 	if edit, ok := jsonspan.Remove(result, "requestState"); ok {
 		result = jsonspan.Spliced(result, edit)
 	}
-	state := slices.Concat([]byte(`"requestState":`), jsonrpc.Quote(x.SealState(asks.State)))
+	state := slices.Concat([]byte(`"requestState":`), jsonrpc.Quote(x.SealState(input.State)))
 	return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Result, jsonspan.Spliced(result, jsonspan.Insert(result, state))))
 }

@@ -13,8 +13,8 @@ var CredentialHeaders = headerSet(
 	"X-Access-Token",
 )
 
-// OverridingHeaders are headers with which a client could change the path, method, charset or protocol
-// of a request. Some frameworks trust them, because proxies set them.
+// OverridingHeaders are headers with which a client could change the path, method, charset or
+// protocol of a request. Some frameworks trust them, because proxies set them.
 var OverridingHeaders = headerSet(
 	"Upgrade", "Accept-Charset",
 	"X-Original-Url", "X-Original-Uri", "X-Original-Method", "X-Rewrite-Url", "X-Rewrite-Uri",
@@ -22,8 +22,8 @@ var OverridingHeaders = headerSet(
 	"X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Prefix", "X-Forwarded-Method",
 )
 
-// DropHeaders removes the headers of a set. Many servers treat an underscore in a name as a hyphen, so
-// such names are removed, too.
+// DropHeaders removes the headers of a set. Many servers treat an underscore in a name as a hyphen,
+// so such names are removed, too.
 func DropHeaders(header http.Header, set map[string]bool) {
 	maps.DeleteFunc(header, func(name string, _ []string) bool {
 		return set[name] ||
@@ -62,15 +62,15 @@ func HeaderNames(names []string, header http.Header, match func(name string) boo
 	return names
 }
 
-// MayVaryLists reports whether the tools that a server lists may depend on a header. Headers of a single
-// request do not count.
+// MayVaryLists reports whether the tools that a server lists may depend on a header. Headers of a
+// single request do not count.
 func MayVaryLists(name string) bool {
 	return !perRequestHeaders[name] && !hasPrefixFold(name, "mcp-") && !hasPrefixFold(name, "sec-") &&
 		!hasPrefixFold(name, "x-b3-") && !hasPrefixFold(name, "x-datadog-")
 }
 
-// perRequestHeaders are headers that differ between requests of the same client: they describe the message,
-// or are for tracing.
+// perRequestHeaders are headers that differ between requests of the same client: they describe the
+// message, or are for tracing.
 var perRequestHeaders = headerSet(
 	"Accept", "Accept-Encoding", "Cache-Control", "Connection", "Content-Encoding", "Content-Length", "Content-Type",
 	"Date", "Expect", "Idempotency-Key", "If-Modified-Since", "If-None-Match", "Keep-Alive", "Last-Event-Id", "Origin",
@@ -82,8 +82,8 @@ func hasPrefixFold(s, prefix string) bool {
 	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
 }
 
-// identifyingParts are parts of the names of headers that identify the client, by first letter. Other
-// headers, such as those of proxies and tracing, differ from request to request.
+// identifyingParts are parts of the names of headers that identify the client, by first letter.
+// Other headers, such as those of proxies and tracing, differ from request to request.
 var identifyingParts = func() (byLetter ['z' + 1][]string) {
 	for _, part := range []string{
 		"auth", "cookie", "credential", "key", "passw", "secret", "session", "token", "jwt",

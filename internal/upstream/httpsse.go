@@ -13,9 +13,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
-// Servers of 2024-11-05 use another transport: HTTP+SSE. For the aggregate, package httpsse translates
-// it to Streamable HTTP, between an exchange and the routes. The format of session ids tells these
-// servers apart.
+// Servers of 2024-11-05 use another transport: HTTP+SSE. For the aggregate, package httpsse
+// translates it to Streamable HTTP, between an exchange and the routes. The format of session ids
+// tells these servers apart.
 
 // serveRoutes runs the routes of the server for r.
 func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
@@ -52,9 +52,9 @@ func (s *Server) SpeaksHTTPSSE() bool {
 	return s.httpSSE
 }
 
-// OpenHTTPSSE opens a session with a server that uses HTTP+SSE, for an owner. Its stream outlives the
-// exchange, so r, from which requests are derived, must do so, too. It fails with ErrNotHTTPSSE if the
-// server does not use HTTP+SSE.
+// OpenHTTPSSE opens a session with a server that uses HTTP+SSE, for an owner. Requests are derived
+// from r, which must outlive the exchange, because the stream of the session does. OpenHTTPSSE
+// fails with ErrNotHTTPSSE if the server does not use HTTP+SSE.
 func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Request) (
 	session string, failure *jsonrpc.Failure,
 ) {
@@ -63,7 +63,7 @@ func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Reques
 	up.Name, up.Owner, up.Target, up.Hosts = server.Name, owner, server.Target, server.Hosts
 	up.Request = func(ctx context.Context) *http.Request {
 		get := server.Routes.Derive(ctx, r, false)
-		streamable.Session{Era: mcp.Legacy}.SignGET(get.Header, "")
+		streamable.Session{Era: mcp.Legacy}.SetGETHeaders(get.Header, "")
 		httpbody.EmptyAs(get, http.MethodGet)
 		x.address(get, server.Target)
 		return get

@@ -18,23 +18,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// An Inspection makes exchanges visible to an operator. Exchanges of clients have none: methods that
-// are called for all exchanges accept a nil receiver.
+// An Inspection makes exchanges visible to an operator. Exchanges of clients have none: methods
+// that are called for all exchanges accept a nil receiver.
 type Inspection struct {
-	// Patience is how long a server may take to connect and to list. If set, servers in an outage are
-	// tried, too. Default: the JoinTimeout
+	// Patience is how long a server may take to connect and to list. If set, servers in an outage
+	// are tried, too. Default: the JoinTimeout
 	Patience time.Duration
 
 	// Raw returns results of the server unchanged: not masked, not redacted, with its own URIs.
 	Raw bool
 
-	// KeepServerResult keeps the server's own result of a call, too, see [Inspection.Sent].
+	// KeepServerResult keeps the server's own result of a call, too, see [Inspection.ServerResult].
 	KeepServerResult bool
 
 	mu       sync.Mutex
 	calling  bool
-	captured capturedResponse // response to the call, if Both is set
-	about    ServerDescription
+	captured capturedResponse // response to the call, if KeepServerResult is set
+	server   ServerDescription
 }
 
 // A ServerDescription is how a server describes itself.
@@ -82,7 +82,7 @@ func (o *Inspection) isCall(x *Exchange) bool {
 func (o *Inspection) Server() ServerDescription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.about
+	return o.server
 }
 
 // NoteServer records the description of a server from its handshake.
@@ -91,33 +91,34 @@ func (o *Inspection) NoteServer(version string, result []byte) {
 		return
 	}
 	type info struct{ Name, Version string }
-	var said struct {
+	var body struct {
 		Info info `json:"serverInfo"`
 		Meta struct {
 			Info info `json:"io.modelcontextprotocol/serverInfo"`
 		} `json:"_meta"`
 	}
-	_ = json.Unmarshal(result, &said) // invalid members stay empty
-	is := cmp.Or(said.Info, said.Meta.Info)
+	_ = json.Unmarshal(result, &body) // invalid members stay empty
+	server := cmp.Or(body.Info, body.Meta.Info)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.about = ServerDescription{version, mcp.Shortened(is.Name), mcp.Shortened(is.Version)}
+	o.server = ServerDescription{version, mcp.Shortened(server.Name), mcp.Shortened(server.Version)}
 }
 
-// capturedResponse is a copy of the server's response to a call, before any change. If the request was repeated,
-// because a session or a stream was lost, it is the last response.
+// A capturedResponse is a copy of the server's response to a call, before any change. If the
+// request was repeated because a session or a stream was lost, it is the last response.
 type capturedResponse struct {
 	contentType, encoding string
 	body                  []byte // its beginning
 	size                  int64  // of the whole body
 }
 
-// maxCaptured is how many bytes of a response are copied, and how many of the decoded response are shown.
+// maxCaptured limits the bytes of a response that are copied, and the bytes of the decoded response
+// that are shown.
 const maxCaptured = 1 << 20
 
-// ServerResult returns the result of the call as the server sent it, as JSON: not masked, not redacted, with
-// its own URIs. For a response that is too long it is the beginning, as a string. It is nil if the
-// gateway itself responded, the call failed, or Both is not set.
+// ServerResult returns the result of the call as the server sent it, as JSON: not masked, not
+// redacted, with its own URIs. For a response that is too long it is the beginning, as a string. It
+// is nil if the gateway itself responded, the call failed, or KeepServerResult is not set.
 func (o *Inspection) ServerResult() []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -152,13 +153,13 @@ func (o *Inspection) noteBody(x *Exchange, p []byte) {
 }
 
 // result returns the result in the response, or the beginning of a response that is too long.
-func (s *capturedResponse) result() (result []byte) {
-	body, whole := s.decoded()
+func (c *capturedResponse) result() (result []byte) {
+	body, whole := c.decoded()
 	if !whole {
 		for r, size := utf8.DecodeLastRune(body); r == utf8.RuneError && size == 1; r, size = utf8.DecodeLastRune(body) {
 			body = body[:len(body)-1]
 		}
-		return jsonrpc.Quote(fmt.Sprintf("%s… (%d bytes)", body, s.size))
+		return jsonrpc.Quote(fmt.Sprintf("%s… (%d bytes)", body, c.size))
 	}
 	reader := streamable.Reader{OnMessage: func(e *streamable.Event) error {
 		if len(e.Data) > 0 && e.Message.Has(jsonrpc.Result) {
@@ -166,19 +167,19 @@ func (s *capturedResponse) result() (result []byte) {
 		}
 		return nil
 	}}
-	reader.Header().Set("Content-Type", s.contentType)
+	reader.Header().Set("Content-Type", c.contentType)
 	_, _ = reader.Write(body) // an unreadable body has no result
 	_ = reader.Close()
 	return result
 }
 
 // decoded returns the decoded copy, and whether it is complete.
-func (s *capturedResponse) decoded() (body []byte, whole bool) {
-	whole = int64(len(s.body)) == s.size
-	if s.encoding == "" {
-		return s.body, whole
+func (c *capturedResponse) decoded() (body []byte, whole bool) {
+	whole = int64(len(c.body)) == c.size
+	if c.encoding == "" {
+		return c.body, whole
 	}
-	r, err := httpbody.NewReader(s.encoding, bytes.NewReader(s.body))
+	r, err := httpbody.NewReader(c.encoding, bytes.NewReader(c.body))
 	if err != nil || r == nil { // the gateway could not read it either
 		return nil, true
 	}

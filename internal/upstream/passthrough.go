@@ -21,7 +21,7 @@ type passthroughReply struct {
 	parser    *parser        // nil if there is nothing to parse
 	endpoints endpointSealer // of a stream that was opened to listen
 	inEvent   bool           // an event has been sent in part
-	data      bool           // data of it, too
+	sentData  bool           // including a part of its data
 	answered  bool           // one of the events was the response
 }
 
@@ -35,8 +35,8 @@ func (w *passthroughReply) prepare(r *http.Request) {
 
 func (w *passthroughReply) Header() http.Header { return w.x.Writer.Header() }
 
-// WriteHeader forwards the header. After a broken response it does nothing: the mask then flushes what
-// it has held back.
+// WriteHeader forwards the header. After a broken response it does nothing, because the mask then
+// flushes the bytes that it holds back.
 func (w *passthroughReply) WriteHeader(status int) {
 	switch {
 	case w.status != 0 || w.x.receiver.incomplete:
@@ -72,7 +72,7 @@ func (w *passthroughReply) Write(p []byte) (int, error) {
 	if w.x.isListening { // for any type: some clients ignore it
 		return w.seal(p)
 	}
-	w.x.Traffic.pass(len(p))
+	w.x.Traffic.addSent(len(p))
 	if w.parser != nil {
 		w.observe(p)
 	}
@@ -98,7 +98,7 @@ func (w *passthroughReply) seal(p []byte) (int, error) {
 	sealed, err := w.endpoints.seal(p, w.x.sealedEndpoint)
 	if len(sealed) > 0 {
 		_, _ = w.write(sealed)
-		w.data = w.endpoints.passing
+		w.sentData = w.endpoints.forwarding
 	}
 	if err != nil {
 		w.x.failure = jsonrpc.InvalidResponse(w.x.Server.Name)
@@ -118,7 +118,7 @@ func (w *passthroughReply) observe(p []byte) {
 	w.parser.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch kind {
 		case sse.Data:
-			w.inEvent, w.data = true, true
+			w.inEvent, w.sentData = true, true
 			outline.Look(part)
 			if !w.answered {
 				answer.Add(part)
@@ -135,7 +135,7 @@ func (w *passthroughReply) observe(p []byte) {
 				answer.Clear()
 			}
 			outline.Reset()
-			w.inEvent, w.data = false, false
+			w.inEvent, w.sentData = false, false
 		}
 	})
 }
@@ -160,8 +160,8 @@ func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if w.status == 0 {
 		return failure
 	}
-	ours := failure == w.x.failure || failure.Data.Symbol == "timeout"
-	if ours && w.media == httpbody.EventStream && !w.data {
+	canReport := failure == w.x.failure || failure.Data.Symbol == "timeout"
+	if canReport && w.media == httpbody.EventStream && !w.sentData {
 		w.endStream(failure)
 		return nil
 	}
@@ -169,7 +169,8 @@ func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	panic(http.ErrAbortHandler)
 }
 
-// endStream sends the failure in a stream that has fallen silent, if the client waits for a response.
+// endStream sends the failure in a stream that has fallen silent, if the client waits for a
+// response.
 func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 	w.x.endWith(failure)
 	if !w.x.Message.IsRequest() {

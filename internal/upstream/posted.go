@@ -37,8 +37,8 @@ func (p *PostedMessage) MethodName() string {
 	return p.method
 }
 
-// knownMethod returns the method if MCP defines it. Method names need no JSON escapes, so an escaped
-// one is unknown.
+// knownMethod returns the method if MCP defines it. Method names need no JSON escapes, so an
+// escaped one is unknown.
 func (p *PostedMessage) knownMethod() (string, bool) {
 	literal := p.Message.Literal(jsonrpc.Method)
 	if len(literal) < 2 {
@@ -71,8 +71,8 @@ func (p *PostedMessage) RequestID() string {
 	return mcp.Shortened(string(p.Message.Literal(jsonrpc.ID)))
 }
 
-// IsRequest reports whether the message is a request and not a part of a handshake. A message without
-// an id counts as well, because some servers execute it.
+// IsRequest reports whether the message is a request and not a part of a handshake. A message
+// without an id counts as well, because some servers execute it.
 func (p *PostedMessage) IsRequest() bool {
 	switch method := p.MethodName(); method {
 	case "", "initialize", "server/discover":
@@ -82,8 +82,8 @@ func (p *PostedMessage) IsRequest() bool {
 	}
 }
 
-// Post makes the message the body of r. A transport may still read it after the response, so its bytes
-// are never reused.
+// Post makes the message the body of r. A transport may still read it after the response, so its
+// bytes are never reused.
 func (p *PostedMessage) Post(r *http.Request) {
 	raw := p.Message.Raw
 	p.body.Reset(raw)

@@ -16,7 +16,7 @@ type Record struct {
 	ErrorCode    int // JSON-RPC error code; 0 for none
 	Duration     time.Duration
 
-	// What a client's request says about the server: that it responded, or why not.
+	// Whether the server responded to a client's request, or why not. Both are zero if unknown.
 	Answered bool
 	Fault    *Fault
 }

@@ -12,40 +12,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A legacy server may end the stream of a request before the response, and a connection may break. The
-// gateway then requests the rest, after the last event that it has read. It never posts the request
-// again, because the server may have executed it.
+// A legacy server may end the stream of a request before the response, and a connection may break.
+// The gateway then requests the rest, after the last event that it has read. It never posts the
+// request again, because the server may have executed it.
 
 // maxResumes is how often the rest of a stream is requested before another event arrives.
 const maxResumes = 10
 
 // isResumable reports whether the stream ended before the response and can be resumed.
 func (x *Exchange) isResumable() bool {
-	h := x.reader
-	return h != nil && h.Position != nil && h.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
-		!x.reply.done() && !h.IsTruncated() && x.failure == nil && !x.ClientGone && h.Fault(x.Server.Name) == nil
+	reader := x.reader
+	return reader != nil && reader.Position != nil && reader.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
+		!x.reply.done() && !reader.IsTruncated() && x.failure == nil && !x.ClientGone && reader.Fault(x.Server.Name) == nil
 }
 
 // resume resumes a stream until it has the response. r is the request that started the stream, host
 // the host it was sent to, and failure how it ended.
 func (x *Exchange) resume(r *http.Request, host string, failure *jsonrpc.Failure) *jsonrpc.Failure {
-	ctx, at := x.context(r), x.reader.Position
+	ctx, position := x.context(r), x.reader.Position
 	for last := x; last.isResumable(); {
 		if !last.canResume(failure) {
 			return x.giveUp(ctx, jsonrpc.StreamLost(x.Server.Name))
 		}
-		if failure := last.pause(ctx, x.flight); failure != nil {
+		if failure := last.pause(ctx, x.call); failure != nil {
 			return x.giveUp(ctx, failure)
 		}
 		x.Shared.Logger.Debug("resuming stream of MCP server",
-			zap.String("mcp_server", x.Server.Name), zap.Int("attempt", at.Attempts))
+			zap.String("mcp_server", x.Server.Name), zap.Int("attempt", position.Attempts))
 		get := x.Server.Routes.Derive(ctx, r, false)
 		get.Host = host
 		httpbody.EmptyAs(get, http.MethodGet)
 		session := streamable.Session{
 			Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
 		}
-		session.SignGET(get.Header, at.ID)
+		session.SetGETHeaders(get.Header, position.ID)
 		last = last.nextExchange()
 		failure = last.forward(get)
 		x.Ending = last.Ending
@@ -53,22 +53,22 @@ func (x *Exchange) resume(r *http.Request, host string, failure *jsonrpc.Failure
 	return failure
 }
 
-// pause waits until the stream may be resumed. It returns a failure if the stream must not be resumed
-// anymore.
-func (x *Exchange) pause(ctx context.Context, flight *ActiveCall) *jsonrpc.Failure {
-	at, a := x.reader.Position, &x.receiver
-	if at.Attempts >= maxResumes {
+// pause waits until the stream may be resumed. It returns a failure if the stream must not be
+// resumed anymore.
+func (x *Exchange) pause(ctx context.Context, call *ActiveCall) *jsonrpc.Failure {
+	position, rr := x.reader.Position, &x.receiver
+	if position.Attempts >= maxResumes {
 		return jsonrpc.StreamLost(x.Server.Name)
 	}
-	defer flight.pause()()
-	if a.timer != nil { // otherwise the client decides how long it waits
-		a.lastActivity.Add(int64(at.Retry())) // the server asked for this pause
-		left := max(a.idleTimeLeft(), x.reply.timeLeft(a.timeout)+at.Retry())
+	defer call.pause()()
+	if rr.timer != nil { // otherwise the client decides how long it waits
+		rr.lastActivity.Add(int64(position.Retry())) // the server asked for this pause
+		left := max(rr.idleTimeLeft(), x.reply.timeLeft(rr.timeout)+position.Retry())
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, left)
 		defer cancel()
 	}
-	if !at.Wait(ctx) {
+	if !position.Wait(ctx) {
 		return jsonrpc.Timeout(x.Server.Name)
 	}
 	return nil
@@ -88,8 +88,8 @@ func (x *Exchange) nextExchange() *Exchange {
 	return rest
 }
 
-// canResume reports whether the stream may still be resumed, now or later. A server responds with 409 if
-// it has not noticed yet that the last connection is broken.
+// canResume reports whether the stream may still be resumed, now or later. A server responds with
+// 409 if it has not noticed yet that the last connection is broken.
 func (x *Exchange) canResume(failure *jsonrpc.Failure) bool {
 	switch status := x.reader.Status(); {
 	case status == 0:

@@ -24,7 +24,7 @@ type rpcReply struct {
 	status   int               // 0 until WriteHeader
 	isStream bool              // the response is an event of a stream
 	decoder  *httpbody.Decoder // of an encoded body, unless a mask has decoded it
-	in       io.Writer         // writer for the body
+	body     io.Writer         // writer for the body
 	parser   *parser
 	event    struct {
 		data, broken bool // it has data; there was a line break since
@@ -44,16 +44,16 @@ type parser struct {
 var parserPool = sync.Pool{New: func() any { return &parser{outline: jsonrpc.NewOutline()} }}
 
 func getParser() *parser {
-	l := parserPool.Get().(*parser)
-	l.outline.Reset()
-	l.events = sse.Scanner{}
-	l.held.Reset()
-	return l
+	p := parserPool.Get().(*parser)
+	p.outline.Reset()
+	p.events = sse.Scanner{}
+	p.held.Reset()
+	return p
 }
 
-func (l *parser) release() {
-	if l != nil && l.held.Cap() <= 2*maxHeld {
-		parserPool.Put(l)
+func (p *parser) release() {
+	if p != nil && p.held.Cap() <= 2*maxHeld {
+		parserPool.Put(p)
 	}
 }
 
@@ -71,13 +71,13 @@ func (w *rpcReply) WriteHeader(status int) {
 	}
 	w.status = status
 	w.parser = getParser()
-	w.in = rpcBody{w}
+	w.body = rpcBody{w}
 	w.isStream = status == http.StatusOK && httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream
 	if encoding := httpbody.Encoding(w.Header()); encoding != "" {
 		if w.decoder = httpbody.NewDecoder(encoding, rpcBody{w}); w.decoder != nil {
-			w.in = w.decoder
+			w.body = w.decoder
 		} else {
-			w.in = undecodable{}
+			w.body = undecodable{}
 		}
 	}
 }
@@ -87,8 +87,8 @@ func (w *rpcReply) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	w.x.Traffic.pass(len(p))
-	n, err := w.in.Write(p)
+	w.x.Traffic.addSent(len(p))
+	n, err := w.body.Write(p)
 	if err != nil && !w.x.ClientGone && w.x.failure == nil {
 		w.x.failure = jsonrpc.InvalidJSON(w.x.Server.Name) // the decoder failed
 	}
@@ -154,8 +154,8 @@ func (w *rpcReply) mayBeResponse() bool {
 	return w.mayHaveResponse() && answers
 }
 
-// handleEvent handles the next part of an event stream. Only one event is the response. Clients at RPC
-// do not get the others.
+// handleEvent handles the next part of an event stream. Only one event is the response. Clients at
+// RPC do not get the others.
 func (w *rpcReply) handleEvent(kind sse.Kind, part []byte) error {
 	p := w.parser
 	switch kind {
@@ -241,14 +241,14 @@ func (w *rpcReply) finish() {
 	w.x.endAnswered(w.parser.outline)
 }
 
-// mayHaveResponse reports whether a JSON-RPC response can come with this status. Some servers send one with
-// 403.
+// mayHaveResponse reports whether a JSON-RPC response can come with this status. Some servers send
+// one with 403.
 func (w *rpcReply) mayHaveResponse() bool {
 	return w.status == http.StatusOK || w.status == http.StatusForbidden || w.isTransportRefusal()
 }
 
-// isTransportRefusal reports whether the transport of child processes refused the request. Children do not know
-// HTTP; their responses come with 200.
+// isTransportRefusal reports whether the transport of child processes refused the request. The
+// responses of the child processes themselves come with 200.
 func (w *rpcReply) isTransportRefusal() bool {
 	return w.status >= 400 && w.x.Server.ChildrenOnly
 }
@@ -302,8 +302,8 @@ func (w *rpcReply) responseFailure(whole bool) *jsonrpc.Failure {
 	case !w.mayHaveResponse(), w.status == http.StatusForbidden && !(whole && answer):
 		failure := jsonrpc.HTTPError(server, w.status)
 		if w.x.Server.SpeaksHTTPSSE() {
-			failure.Message += ": it speaks HTTP+SSE, which needs a session: " +
-				"call it at the endpoint of all servers, /mcp by default"
+			failure.Message += ": it speaks HTTP+SSE, which needs a session; " +
+				"use the endpoint of all servers, /mcp by default"
 		}
 		return failure
 	case w.isStream:

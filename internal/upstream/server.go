@@ -87,8 +87,8 @@ var (
 // retryTime is how long retries go on after a client last needed the server.
 const retryTime = 10 * time.Minute
 
-// Unavailable returns why the server cannot be reached, for a client that needs it. It returns nil if
-// the server may be reachable, or if no client needed it for retryTime.
+// Unavailable returns why the server cannot be reached, for a client that needs it. It returns nil
+// if the server may be reachable, or if no client needed it for retryTime.
 func (s *Server) Unavailable() *jsonrpc.Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,8 +111,8 @@ func (s *Server) IsUnavailable() bool {
 	return s.outage.failure != nil
 }
 
-// NoteAttempt records the result of an attempt to reach the server that began at some time. It returns
-// the pause until the next attempt.
+// NoteAttempt records the result of an attempt to reach the server that began at some time. It
+// returns the pause until the next attempt.
 func (s *Server) NoteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func Unreachable(failure *jsonrpc.Failure) bool {
 	return failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error"
 }
 
-// A support is whether a server supports something.
+// A support says whether a server supports something.
 type support uint8
 
 const (
@@ -184,11 +184,11 @@ func (s *Server) ShortID() string {
 }
 
 // NoteEra records whether the server speaks an era.
-func (s *Server) NoteEra(era mcp.Era, speaks bool) {
+func (s *Server) NoteEra(era mcp.Era, supports bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.eraSupport[era] = unsupported
-	if speaks {
+	if supports {
 		s.eraSupport[era] = supported
 	}
 }
@@ -200,10 +200,10 @@ func (s *Server) SpeaksEra(era mcp.Era) bool {
 	return s.eraSupport[era] == supported
 }
 
-// Eras returns the eras to try with the server for a client, the most promising first. If the server
-// speaks both, that is the client's era. If that is unknown, modern comes first: the response tells
-// the era, and modern servers may not understand the legacy handshake. Child processes are not probed
-// like that, because each era starts a process.
+// Eras returns the eras to try with the server for a client, the most promising first. If the
+// server speaks both, that is the client's era. If that is unknown, modern comes first: the
+// response tells the era, and modern servers may not understand the legacy handshake. Child
+// processes are not probed like that, because each era starts a process.
 func (s *Server) Eras(client mcp.Era) [2]mcp.Era {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -218,13 +218,13 @@ func (s *Server) Eras(client mcp.Era) [2]mcp.Era {
 	return [2]mcp.Era{first, other}
 }
 
-// maxInvalidTools is how many invalid tools of a server are remembered. Any further ones are removed
-// from lists, too, but not logged.
+// maxInvalidTools is how many invalid tools of a server are remembered. Any further ones are
+// removed from lists, too, but not logged.
 const maxInvalidTools = 1000
 
 // NoteTool records whether the definition of a tool is valid. It reports whether the tool is newly
 // invalid.
-func (s *Server) NoteTool(name string, err error) (news bool) {
+func (s *Server) NoteTool(name string, err error) (isNew bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
@@ -250,8 +250,8 @@ func (s *Server) InvalidTool(name string) error {
 
 // Shows reports whether the aggregate lists a tool of the server, and lets clients call it.
 func (s *Server) Shows(tool string) bool {
-	fits := func(pattern string) bool { return mcp.MatchName(pattern, tool) }
-	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, fits)
+	matches := func(pattern string) bool { return mcp.MatchName(pattern, tool) }
+	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, matches)
 }
 
 // SideRequests are messages to a server that are sent in addition to requests of clients.
@@ -265,55 +265,56 @@ type SideRequests struct {
 	closed  bool
 }
 
-// maxSideRequests is the default of Asides.Max. It bounds how many server requests the gateway answers at
-// once.
+// maxSideRequests is the default of SideRequests.Max. It limits how many server requests the
+// gateway answers at a time.
 const maxSideRequests = 64
 
-// Go runs send in a goroutine, unless there are too many or the Asides are closed. It reports whether
-// it does.
-func (a *SideRequests) Go(send func()) (begun bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.closed || a.running >= cmp.Or(a.Max, maxSideRequests) {
+// Go runs send in a goroutine, unless too many are running or s is closed. It reports whether it
+// does.
+func (s *SideRequests) Go(send func()) (started bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.running >= cmp.Or(s.Max, maxSideRequests) {
 		return false
 	}
-	a.running++
-	if a.running == 1 {
-		a.idle = make(chan struct{})
+	s.running++
+	if s.running == 1 {
+		s.idle = make(chan struct{})
 	}
 	go func() {
-		defer a.end()
+		defer s.end()
 		send()
 	}()
 	return true
 }
 
-func (a *SideRequests) end() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.running--
-	if a.running == 0 {
-		close(a.idle)
-		a.idle = nil
+// end notes the end of a message.
+func (s *SideRequests) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.running--
+	if s.running == 0 {
+		close(s.idle)
+		s.idle = nil
 	}
 }
 
 // Wait waits for all messages in progress.
-func (a *SideRequests) Wait() {
-	a.mu.Lock()
-	silent := a.idle
-	a.mu.Unlock()
-	if silent != nil {
-		<-silent
+func (s *SideRequests) Wait() {
+	s.mu.Lock()
+	idle := s.idle
+	s.mu.Unlock()
+	if idle != nil {
+		<-idle
 	}
 }
 
 // Close prevents new messages, and waits for those in progress.
-func (a *SideRequests) Close() {
-	a.mu.Lock()
-	a.closed = true
-	a.mu.Unlock()
-	a.Wait()
+func (s *SideRequests) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.Wait()
 }
 
 const rootsList = "roots/list"
@@ -328,7 +329,7 @@ func (s *Server) Answer(method string) Answer {
 	return s.Answers[i]
 }
 
-var errAborted = errors.New("the response broke off")
+var errAborted = errors.New("the response ended before it was complete")
 
 // serve runs the routes of the server for a request of the gateway.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) error {
@@ -393,13 +394,13 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(w, r, "")
 }
 
-// AddFocus returns the edit that adds the focus argument to the definition of a tool. It reports false
-// if results of the tool are not masked, or the tool has such an argument already.
+// AddFocus returns the edit that adds the focus argument to the definition of a tool. It reports
+// false if results of the tool are not masked, or the tool has such an argument already.
 func (s *Server) AddFocus(item *mcp.Item) (jsonspan.Edit, bool) {
 	if s.Focus == nil || s.Mask.Exempts(mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: item.Name}) {
 		return jsonspan.Edit{}, false
 	}
-	if s.Overrides.Of(item.Name).HasArgument(s.Focus.Argument()) {
+	if s.Overrides.Of(item.Name).HidesArgument(s.Focus.Argument()) {
 		return jsonspan.Edit{}, false // the server's own argument
 	}
 	return s.Focus.Add(item.Raw)

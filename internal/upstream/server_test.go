@@ -9,7 +9,7 @@ import (
 )
 
 // Concurrent failures count as one failure.
-func TestFailuresAtTheSameTime(t *testing.T) {
+func TestConcurrentFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, failure := new(Server), jsonrpc.ConnectError("a", jsonrpc.CauseRefused)
 		began := time.Now()
@@ -17,7 +17,7 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 			t.Helper()
 			got := s.NoteAttempt(began, failure)
 			if got < least || got > most {
-				t.Errorf("it is tried again after %v, want %v to %v", got, least, most)
+				t.Errorf("retried after %v, want %v to %v", got, least, most)
 			}
 			return got
 		}
@@ -27,32 +27,32 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 			fails(began, pause, pause)
 		}
 		if s.Unavailable() == nil || !s.BeginRetrying() || s.BeginRetrying() {
-			t.Error("it is not tried once beside requests")
+			t.Error("not retried once in the background")
 		}
 		if !s.WaitForRetry(t.Context()) || time.Since(began) != time.Second+pause {
-			t.Errorf("it is tried after %v", time.Since(began))
+			t.Errorf("retried after %v", time.Since(began))
 		}
 		again := time.Now()
 		fails(began, 0, 0) // does not affect the retry loop
 		time.Sleep(time.Second)
 		fails(again, time.Second, 2*time.Second)
 		if s.Unavailable() == nil {
-			t.Error("requests wait for it")
+			t.Error("requests wait for the server")
 		}
 		if s.NoteAttempt(again, nil); s.Unavailable() != nil || s.WaitForRetry(t.Context()) {
-			t.Error("the outage is not over")
+			t.Error("the outage has not ended")
 		}
 		s.EndRetrying()
 		fails(time.Now().Add(time.Nanosecond), time.Second/2, time.Second)
 		if !s.BeginRetrying() {
-			t.Error("another outage is not tried")
+			t.Error("no retry in another outage")
 		}
 		time.Sleep(retryTime + time.Second)
 		if s.WaitForRetry(t.Context()) {
-			t.Error("it is tried although clients do not want it")
+			t.Error("retried although no client needs the server")
 		}
 		if s.EndRetrying(); s.Unavailable() != nil {
-			t.Error("a client that comes after long does not try it itself")
+			t.Error("a late client does not try the server itself")
 		}
 	})
 }

@@ -34,7 +34,7 @@ type Shared struct {
 	Retained *Retained
 }
 
-// A Retained is what the gateway knows about servers, retained over configuration reloads.
+// A Retained has facts about servers that are retained over configuration reloads.
 type Retained struct {
 	focused     *toolCache[struct{}] // by the name of the focus argument
 	annotations *toolCache[toolNote] // by the identity of the client, and its headers
@@ -42,7 +42,7 @@ type Retained struct {
 	httpSSE     *httpsse.Pool        // sessions with servers that use HTTP+SSE
 }
 
-// NewRetained returns an empty State. It must be closed.
+// NewRetained returns an empty Retained. The caller must close it.
 func NewRetained() *Retained {
 	return &Retained{
 		focused:     newToolCache[struct{}](focusQuota, focusLimits, focusTime),
@@ -52,10 +52,10 @@ func NewRetained() *Retained {
 }
 
 // Close drops everything, and ends the HTTP+SSE sessions.
-func (s *Retained) Close() {
-	s.focused.close()
-	s.annotations.close()
-	s.httpSSE.Close()
+func (r *Retained) Close() {
+	r.focused.close()
+	r.annotations.close()
+	r.httpSSE.Close()
 }
 
 // An Observer counts and logs events of exchanges.
@@ -70,8 +70,8 @@ type Observer interface {
 	// ToolChanged is called when the definition of a tool differs from its pin.
 	ToolChanged(server, tool string)
 
-	// ToolHidden is called when a tool is hidden because a [toolview.Override] gives its name to another
-	// tool, which the server calls renamed.
+	// ToolHidden is called when a tool is hidden because a [toolview.Override] gives its name to
+	// another tool. renamed is the server's name of that tool.
 	ToolHidden(server, tool, renamed string)
 
 	// ToolsSeen is called after a list of tools was read whose definitions are pinned.
@@ -79,7 +79,7 @@ type Observer interface {
 }
 
 // EndRemovedSessions ends the HTTP+SSE sessions with servers for which exists returns false.
-func (s *Retained) EndRemovedSessions(exists func(server string) bool) { s.httpSSE.Keep(exists) }
+func (r *Retained) EndRemovedSessions(exists func(server string) bool) { r.httpSSE.Keep(exists) }
 
 // EndHTTPSSE ends a session with a server that uses HTTP+SSE.
-func (s *Retained) EndHTTPSSE(session string) { s.httpSSE.End(session) }
+func (r *Retained) EndHTTPSSE(session string) { r.httpSSE.End(session) }

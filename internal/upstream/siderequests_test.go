@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 )
 
-func TestAsidesAreBounded(t *testing.T) {
+func TestSideRequestsAreLimited(t *testing.T) {
 	for max, want := range map[int]int{0: maxSideRequests, 3: 3} {
 		a := SideRequests{Max: max}
 		hold := make(chan struct{})
@@ -19,13 +19,13 @@ func TestAsidesAreBounded(t *testing.T) {
 		close(hold)
 		a.Wait()
 		if !a.Go(func() {}) {
-			t.Error("no more messages are sent")
+			t.Error("no message was sent after others ended")
 		}
 		a.Wait()
 	}
 }
 
-func TestAsidesAreClosed(t *testing.T) {
+func TestSideRequestsClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a SideRequests
 		hold := make(chan struct{})
@@ -40,10 +40,10 @@ func TestAsidesAreClosed(t *testing.T) {
 		}()
 		synctest.Wait()
 		if closed.Load() {
-			t.Error("it does not wait for what has begun")
+			t.Error("Close does not wait for running messages")
 		}
-		if a.Go(func() { t.Error("a message is sent after Close") }) {
-			t.Error("more has begun")
+		if a.Go(func() { t.Error("a message was sent after Close") }) {
+			t.Error("Go accepted a message after Close")
 		}
 		close(hold)
 		synctest.Wait()
@@ -54,8 +54,8 @@ func TestAsidesAreClosed(t *testing.T) {
 	})
 }
 
-// All requests for a server add to its Asides, even while Close waits for them.
-func TestAsidesAreWaitedForWhileTheyAreAddedTo(t *testing.T) {
+// Side requests can be added while Close waits.
+func TestSideRequestsAddedDuringClose(t *testing.T) {
 	var a SideRequests
 	var all sync.WaitGroup
 	for range 4 {

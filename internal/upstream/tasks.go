@@ -19,17 +19,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// Tasks outlive the calls that create them, and have ids of their own. A server may not tell clients
-// apart, so the gateway remembers which client created a task, and with which call. An identified
-// client can use only its own tasks, and only as long as it may make that call.
+// Tasks outlive the calls that create them, and have ids of their own. A server may not tell
+// clients apart, so the gateway remembers which client created a task, and with which call. An
+// identified client can use only its own tasks, and only as long as it may make that call.
 
 // Tasks are the known tasks and their owners: those created at this replica, and those of other
 // replicas that were used here.
 type Tasks struct {
 	space *replicas.Space // store of all replicas; nil if there are no others
 
-	mu   sync.Mutex
-	kept *quota.Cache[taskKey, task]
+	mu    sync.Mutex
+	cache *quota.Cache[taskKey, task]
 }
 
 type taskKey struct{ server, id string }
@@ -40,10 +40,10 @@ type task struct {
 	target      mcp.Target      // of the call that created it
 	annotations mcp.Annotations // of its tool
 
-	shared time.Time // when it was last written to the common store
+	shared time.Time // when it was last written to the shared store
 }
 
-// A sharedTask is a task in the common store.
+// A sharedTask is a task in the shared store.
 type sharedTask struct {
 	Identity    string
 	Target      mcp.Target
@@ -53,72 +53,72 @@ type sharedTask struct {
 const (
 	// taskTime is how long a task is remembered after its last use.
 	taskTime = 24 * time.Hour
-	// shareTime is the minimum time between updates of a task in the common store.
+	// shareTime is the minimum time between updates of a task in the shared store.
 	shareTime = time.Hour
 )
 
 var tasksQuota = quota.NewKind("tasks")
 
-// NewTasks returns an empty set of tasks. common is nil if there is only one replica.
-func NewTasks(common *replicas.Space) *Tasks {
+// NewTasks returns an empty set of tasks. space is nil if there is only one replica.
+func NewTasks(space *replicas.Space) *Tasks {
 	limits := quota.Limits{Entries: 100_000, Bytes: 32 << 20}
-	return &Tasks{space: common, kept: quota.NewCache[taskKey, task](tasksQuota, limits, taskTime, nil)}
+	return &Tasks{space: space, cache: quota.NewCache[taskKey, task](tasksQuota, limits, taskTime, nil)}
 }
 
 // Close forgets all tasks.
 func (t *Tasks) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kept.Close()
+	t.cache.Close()
 }
 
-// add records the owner of a new task. A known task keeps its owner. Other replicas know the task when
-// add returns, unless the store is unavailable: then it is written later.
-func (t *Tasks) add(key taskKey, begun task) {
+// add records the owner of a new task. A known task keeps its owner. Other replicas know the task
+// when add returns, unless the store is unavailable: then it is written later.
+func (t *Tasks) add(key taskKey, created task) {
 	if _, known, _ := t.get(key); known {
 		return
 	}
 	t.mu.Lock()
-	begun.shared = time.Now()
-	t.put(key, begun)
+	created.shared = time.Now()
+	t.put(key, created)
 	t.mu.Unlock()
 	if t.space == nil {
 		return
 	}
-	if t.share(context.Background(), key, begun) != nil {
-		t.shareAsync(key, begun)
+	if t.share(context.Background(), key, created) != nil {
+		t.shareAsync(key, created)
 	}
 }
 
-// share writes a task to the common store. Replicas find it by its server, because they do not know
+// share writes a task to the shared store. Replicas find it by its server, because they do not know
 // the owner. It counts against the quota of the client, as in put.
-func (t *Tasks) share(ctx context.Context, key taskKey, begun task) error {
-	return t.space.KeepForClient(ctx, begun.identity, key.storeOwner(), key.id, begun.encode(), taskTime)
+func (t *Tasks) share(ctx context.Context, key taskKey, created task) error {
+	return t.space.KeepForClient(ctx, created.identity, key.storeOwner(), key.id, created.encode(), taskTime)
 }
 
 // shareAsync shares the task in the background.
-func (t *Tasks) shareAsync(key taskKey, begun task) {
-	share := func(ctx context.Context) error { return t.share(ctx, key, begun) }
-	t.space.WriteLater(key.storeOwner()+"\x00"+begun.identity, key.id, len(begun.encode()), share, nil)
+func (t *Tasks) shareAsync(key taskKey, created task) {
+	share := func(ctx context.Context) error { return t.share(ctx, key, created) }
+	t.space.WriteLater(key.storeOwner()+"\x00"+created.identity, key.id, len(created.encode()), share, nil)
 }
 
-// storeOwner returns the owner of the entry in the common store.
+// storeOwner returns the owner of the entry in the shared store.
 func (k taskKey) storeOwner() string { return "tasks of " + k.server }
 
-// encode encodes a task for the common store.
-func (k task) encode() []byte { return jsonrpc.Encode(sharedTask{k.identity, k.target, k.annotations}) }
+// encode encodes a task for the shared store.
+func (t task) encode() []byte { return jsonrpc.Encode(sharedTask{t.identity, t.target, t.annotations}) }
 
-// put caches a task under the quota of its client at its server, so a server that creates many tasks
-// evicts only its own. The caller holds the lock.
-func (t *Tasks) put(key taskKey, begun task) {
-	t.kept.Put(key.server+"\x00"+begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
+// put caches a task under the quota of its client at its server, so a server that creates many
+// tasks evicts only its own. The caller holds the lock.
+func (t *Tasks) put(key taskKey, created task) {
+	t.cache.Put(key.server+"\x00"+created.identity, key, created, int64(len(key.id)+len(created.target.Name)))
 }
 
-// get returns a task, and extends its lifetime. It also looks in the common store.
+// get returns a task, and extends its lifetime. It also looks in the shared store.
 func (t *Tasks) get(key taskKey) (found task, known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if found, known = t.kept.Get(key); known {
+	if found, known = t.cache.Get(key); known {
 		if t.space != nil && time.Since(found.shared) > shareTime {
 			found.shared = time.Now()
 			t.shareAsync(key, found)
@@ -132,11 +132,11 @@ func (t *Tasks) get(key taskKey) (found task, known bool, err error) {
 	t.mu.Unlock()
 	value, err := t.space.Find(context.Background(), key.storeOwner(), key.id)
 	t.mu.Lock()
-	var told sharedTask
-	if err != nil || value == nil || json.Unmarshal(value, &told) != nil {
+	var stored sharedTask
+	if err != nil || value == nil || json.Unmarshal(value, &stored) != nil {
 		return task{}, false, err
 	}
-	found = task{told.Identity, told.Target, told.Annotations, time.Time{}}
+	found = task{stored.Identity, stored.Target, stored.Annotations, time.Time{}}
 	t.put(key, found)
 	return found, true, nil
 }
@@ -180,59 +180,59 @@ func (x *Exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	switch {
 	case x.Caller.Identity == "" || strings.HasPrefix(x.MethodName(), "tasks/"):
 		return w
-	case x.answersAny(r.Method):
-		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do not
-		// send their version.
+	case x.answersAnyRequest(r.Method):
+		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do
+		// not send their version.
 		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
 			return w
 		}
 	case !x.Message.IsRequest() || !bytes.Contains(x.Message.Raw, []byte("task")):
 		return w // the client does not ask for a task
 	default:
-		if asked, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
-			target = asked
+		if called, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
+			target = called
 		}
 	}
 	r.Header.Del("Accept-Encoding") // the response is parsed
-	watching := &taskWatcher{next: w, request: x.Message.Literal(jsonrpc.ID)}
-	watching.note = func(id string) {
+	watcher := &taskWatcher{next: w, request: x.Message.Literal(jsonrpc.ID)}
+	watcher.onTask = func(id string) {
 		x.Shared.Tasks.add(taskKey{x.Server.Name, id}, task{
 			identity: x.Caller.Identity, target: target, annotations: x.Caller.Annotations,
 		})
 	}
-	watching.reader = beginPaths.Watch(watching.found)
-	return watching
+	watcher.reader = newTaskPaths.Watch(watcher.onValue)
+	return watcher
 }
 
-// beginPaths are the paths of the id of a response, and of the task that it creates.
-var beginPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
+// newTaskPaths are the paths of the id of a response, and of the task that it creates.
+var newTaskPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
 
 // A taskWatcher looks for a new task in a response, which passes unchanged.
 type taskWatcher struct {
-	next    http.ResponseWriter
-	request []byte // id of the request; nil for any
-	note    func(task string)
-	reader  *jsonspan.Watcher
-	media   httpbody.MediaType
-	begun   bool
-	events  sse.Scanner
+	next        http.ResponseWriter
+	request     []byte // id of the request; nil for any
+	onTask      func(task string)
+	reader      *jsonspan.Watcher
+	media       httpbody.MediaType
+	wroteHeader bool
+	events      sse.Scanner
 
 	// Of the message that is being parsed.
-	answers bool // it is the response to the request
-	task    string
+	isResponse bool // it is the response to the request
+	task       string
 }
 
-// found handles a value of a message. Values come in any order.
-func (w *taskWatcher) found(path int, k jsonspan.Kind, literal []byte) {
+// onValue handles a value of a message. Values come in any order.
+func (w *taskWatcher) onValue(path int, k jsonspan.Kind, literal []byte) {
 	switch {
 	case k == jsonspan.Key:
 	case path == 0:
-		w.answers = w.request == nil || jsonrpc.SameID(w.request, literal)
+		w.isResponse = w.request == nil || jsonrpc.SameID(w.request, literal)
 	case k == jsonspan.String:
 		w.task = string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	}
-	if w.answers && w.task != "" {
-		w.note(w.task)
+	if w.isResponse && w.task != "" {
+		w.onTask(w.task)
 		w.task = ""
 	}
 }
@@ -241,15 +241,15 @@ func (w *taskWatcher) Header() http.Header         { return w.next.Header() }
 func (w *taskWatcher) Unwrap() http.ResponseWriter { return w.next }
 
 func (w *taskWatcher) WriteHeader(status int) {
-	if status >= 200 && !w.begun {
-		w.begun, w.media = true, httpbody.TypeOf(w.Header().Get("Content-Type"))
+	if status >= 200 && !w.wroteHeader {
+		w.wroteHeader, w.media = true, httpbody.TypeOf(w.Header().Get("Content-Type"))
 	}
 	w.next.WriteHeader(status)
 }
 
 // Write parses before it forwards, because the client may use the task at once.
 func (w *taskWatcher) Write(p []byte) (int, error) {
-	if !w.begun {
+	if !w.wroteHeader {
 		w.WriteHeader(http.StatusOK)
 	}
 	if w.media != httpbody.EventStream {
@@ -264,7 +264,7 @@ func (w *taskWatcher) Write(p []byte) (int, error) {
 			w.reader.Gap(len(part))
 		case sse.Dispatch:
 			w.reader.Reset()
-			w.answers, w.task = false, ""
+			w.isResponse, w.task = false, ""
 		}
 	})
 	return w.next.Write(p)

@@ -21,24 +21,24 @@ func TestTasksHaveOneOwner(t *testing.T) {
 		key := taskKey{"a", "1"}
 		all.add(key, task{identity: "ann", target: mcp.Target{Name: "x"}})
 		all.add(key, task{identity: "bob", target: mcp.Target{Name: "y"}})
-		for range 3 { // each renews it
+		for range 3 { // each use renews the task
 			time.Sleep(taskTime - time.Minute)
 			if got, ok, _ := all.get(key); !ok || got.identity != "ann" || got.target.Name != "x" {
 				t.Errorf("got %+v, %t", got, ok)
 			}
 		}
 		if _, ok, _ := all.get(taskKey{"b", "1"}); ok {
-			t.Error("it is one of another server, too")
+			t.Error("the task is also known at another server")
 		}
 		for i := range 100_100 { // of another server
 			all.add(taskKey{"b", fmt.Sprint(i)}, task{identity: "ann"})
 		}
 		if _, ok, _ := all.get(key); !ok {
-			t.Error("another server has pushed it out")
+			t.Error("tasks of another server evicted the task")
 		}
 		time.Sleep(taskTime + time.Minute)
 		if _, ok, _ := all.get(key); ok {
-			t.Error("it is remembered for ever")
+			t.Error("the task did not expire")
 		}
 	})
 }
@@ -56,17 +56,17 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 			&access.Caller{}
 		begun := task{identity: "ann", target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}, annotations: mcp.ReadOnly}
 		a.add(taskKey{"a", "1"}, begun)
-		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // a task keeps its owner
+		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // does not change the owner
 		got, known, err := b.get(taskKey{"a", "1"})
 		got.shared = begun.shared
 		if got != begun || !known || err != nil {
-			t.Errorf("at the other: %+v, %t, %v", got, known, err)
+			t.Errorf("at the other replica: %+v, %t, %v", got, known, err)
 		}
 		is := func(when string, id string, annHas, bobHas, anonymousHas bool) {
 			t.Helper()
 			for c, want := range map[*access.Caller]bool{ann: annHas, bob: bobHas, anonymous: anonymousHas} {
 				if got := b.Has(c, s, id); got != want {
-					t.Errorf("%s, %q has %q: %t", when, c.Identity, id, got)
+					t.Errorf("%s: %q owns %q: %t", when, c.Identity, id, got)
 				}
 			}
 		}
@@ -75,9 +75,9 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		operations := engine.Operations.Load()
 		is("once more", "1", true, false, false)
 		if n := engine.Operations.Load() - operations; n != 0 {
-			t.Errorf("%d operations for what is known here", n)
+			t.Errorf("%d operations for a known task", n)
 		}
-		for range 3 { // the use at one replica counts for all
+		for range 3 { // use at one replica counts for all
 			time.Sleep(taskTime - time.Minute)
 			is("used", "1", true, false, false)
 			synctest.Wait()
@@ -88,7 +88,7 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		is("not known here, while the store is unavailable", "3", false, false, false)
 		a.add(taskKey{"a", "4"}, begun)
 		engine.Down.Store(false)
-		time.Sleep(time.Minute) // until the next attempt writes what waits
+		time.Sleep(time.Minute) // waiting writes are retried
 		is("when it is back", "3", true, false, false)
 		is("begun while it was unavailable", "4", true, false, false)
 		c := NewTasks(space)
@@ -99,8 +99,8 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 	})
 }
 
-// A client that creates very many tasks evicts only its own.
-func TestTasksOfOtherReplicasAreBounded(t *testing.T) {
+// A client that creates too many tasks evicts only its own.
+func TestTasksOfOtherReplicasAreLimited(t *testing.T) {
 	engine := replicastest.New()
 	few := func() *Tasks {
 		store := replicas.Open(engine, replicas.Config{

@@ -31,7 +31,7 @@ func (t *toolCache[V]) store(owner string, tool toolKey, value V) bool {
 	return t.put(owner, tool, value)
 }
 
-// put does the same. The caller holds the lock.
+// put is like store. The caller holds the lock.
 func (t *toolCache[V]) put(owner string, tool toolKey, value V) bool {
 	return t.tools.Put(owner, tool, value, int64(64+len(tool.scope)+len(tool.tool)))
 }
@@ -50,7 +50,7 @@ func (t *toolCache[V]) get(tool toolKey) (value V, ok bool) {
 	return t.tools.Get(tool)
 }
 
-// close drops everything, and stores nothing from then on.
+// close drops all entries. From then on, store does nothing.
 func (t *toolCache[V]) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -20,7 +20,7 @@ func (x *Exchange) propagate(r *http.Request) {
 	if !span.IsValid() || !m.IsRequest() || m.Has(jsonrpc.Traceparent) {
 		return
 	}
-	if has := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && has != jsonspan.BeginObject && has != jsonspan.Null {
+	if kind := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && kind != jsonspan.BeginObject && kind != jsonspan.Null {
 		return // params in an array cannot have _meta
 	}
 	carrier := propagation.MapCarrier{}

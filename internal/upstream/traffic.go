@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-// Traffic counts what the exchanges of a call transferred. Handshakes and lists have none: the methods
-// below do nothing with a nil receiver.
+// Traffic counts what the exchanges of a call transferred. Handshakes and lists have none: the
+// methods below do nothing with a nil receiver.
 type Traffic struct {
 	Received int64 // bytes of responses from the server
 	Sent     int64 // bytes left of them after the filter and the mask
@@ -20,15 +20,15 @@ type Traffic struct {
 	Answer   *Recording // nil if not recorded
 }
 
-// receive counts bytes from the server.
-func (t *Traffic) receive(n int) {
+// addReceived counts bytes from the server.
+func (t *Traffic) addReceived(n int) {
 	if t != nil {
 		t.Received += int64(n)
 	}
 }
 
-// pass counts bytes for the client.
-func (t *Traffic) pass(n int) {
+// addSent counts bytes for the client.
+func (t *Traffic) addSent(n int) {
 	if t != nil {
 		t.Sent += int64(n)
 	}
@@ -68,35 +68,35 @@ const (
 // A Recording is the response to a call as the client gets it, or its beginning. A nil Recording
 // records nothing.
 type Recording struct {
-	begin []byte
-	size  int // of the whole response
+	beginning []byte
+	size      int // of the whole response
 }
 
 // Add appends the next bytes of the response.
 func (r *Recording) Add(p []byte) {
 	if r != nil {
 		r.size += len(p)
-		r.begin = append(r.begin, p[:min(len(p), maxEnvelope+MaxRecorded-len(r.begin))]...)
+		r.beginning = append(r.beginning, p[:min(len(p), maxEnvelope+MaxRecorded-len(r.beginning))]...)
 	}
 }
 
 // Clear drops bytes that turned out not to be the response.
 func (r *Recording) Clear() {
 	if r != nil {
-		r.begin, r.size = r.begin[:0], 0
+		r.beginning, r.size = r.beginning[:0], 0
 	}
 }
 
 // Result returns the result or error in the response, in the form of [Recorded].
 func (r *Recording) Result() []byte {
-	value, whole := resultIn(r.begin)
+	value, whole := resultIn(r.beginning)
 	switch {
 	case value == nil:
 		return nil
 	case whole:
 		return Recorded(value, len(value), MaxRecorded)
 	}
-	before, after := len(r.begin)-len(value), len("}")
+	before, after := len(r.beginning)-len(value), len("}")
 	return Recorded(value, r.size-before-after, MaxRecorded)
 }
 

@@ -1,7 +1,7 @@
 // Package upstream forwards messages to MCP servers.
 //
-// An [Exchange] is one HTTP request to a [Server] with its response. The [Routes] of the server handle
-// it; below them is Caddy. A response passes, on its way to the client, through
+// An [Exchange] is one HTTP request to a [Server] with its response. The [Routes] of the server
+// handle it; below them is Caddy. A response passes, on its way to the client, through
 //
 //	receiver.go     limits of time, size and headers
 //	binding.go, tasks.go, endpoint.go
@@ -16,8 +16,8 @@
 // servers that use HTTP+SSE, the transport of 2024-11-05. A [Fault] describes why a server failed.
 //
 // The package knows callers and their rules (package access). It does not know client sessions, nor
-// which servers form an aggregate. [Shared] is common to all exchanges of a configuration; [State] is
-// retained over configuration reloads.
+// which servers form an aggregate. [Shared] is common to all exchanges of a configuration.
+// [Retained] is kept over configuration reloads.
 package upstream
 
 import (
@@ -31,21 +31,21 @@ import (
 
 // Routes are the Caddy routes of a server: those of its block in the Caddyfile.
 type Routes interface {
-	// Derive returns a request to the server on behalf of the client that sent r, with r's header and
-	// no body. Its context is ctx. If logged is set, fields that handlers add to the access log go to
-	// the log entry of r.
+	// Derive returns a request to the server on behalf of the client that sent r, with r's header
+	// and no body. Its context is ctx. If logged is set, fields that handlers add to the access log
+	// go to the log entry of r.
 	Derive(ctx context.Context, r *http.Request, logged bool) *http.Request
 
 	// Describe sets the placeholders of a request to the server.
 	Describe(r *http.Request, placeholder func(name string) (value any, ok bool))
 
-	// Serve runs the routes for r, on behalf of the client with an account; "" for none. If a handler
-	// refuses the request, the error is a [StatusError].
+	// Serve runs the routes for r, on behalf of the client with an account; "" for none. If a
+	// handler refuses the request, the error is a [StatusError].
 	Serve(w http.ResponseWriter, r *http.Request, account string) error
 }
 
-// A Login logs the gateway in to a server. The [Routes] send its credentials. A request that needs a
-// login first fails with [jsonrpc.LoginRequired].
+// A Login logs the gateway in to a server. The [Routes] send its credentials. A request that needs
+// a login first fails with [jsonrpc.LoginRequired].
 type Login interface {
 	// Await waits until the login for an account is done. It reports false if ctx ends first.
 	Await(ctx context.Context, account string) bool
@@ -64,11 +64,12 @@ type Mask interface {
 	// Exempts reports whether results for a target are never masked.
 	Exempts(about mcp.Target) bool
 
-	// Recovers reports whether originals are kept, and how many characters of one can be read at once.
+	// Recovers reports whether originals are kept, and how many characters of one can be read at
+	// once.
 	Recovers() (maxChars int, ok bool)
 
-	// Original returns an original to the client it was masked for. Kept returns it to operators, and
-	// does not count as a use. Both know only originals kept by this process.
+	// Original returns an original to the client it was masked for. Kept returns it to operators,
+	// and does not count as a use. Both know only originals kept by this process.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
 	Kept(client, handle string) (body []byte, ok bool)
 }
@@ -101,7 +102,7 @@ func (e *StatusError) Unwrap() error { return e.Err }
 type Answer struct {
 	Method string // pattern in which * stands for any characters
 	Action AnswerAction
-	Result []byte // result of the server request, if Action is AnswerHere
+	Result []byte // result of the server request, if Action is Respond
 }
 
 // An AnswerAction is what happens to such a message.

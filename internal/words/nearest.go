@@ -31,8 +31,8 @@ func Nearest(name string, names []string) (near []string) {
 	return near
 }
 
-// Closest returns the word that is probably meant by an unknown word, or "". It is stricter
-// than Nearest.
+// Closest returns the known word that an unknown word probably stands for, or "". It is
+// stricter than Nearest.
 func Closest(word string, words []string) (meant string) {
 	word = folded(word)
 	limit := min(len(word)/3, 2)

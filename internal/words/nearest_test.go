@@ -14,7 +14,7 @@ func TestNearest(t *testing.T) {
 		{"a letter is missing", "files__red_file", []string{"files__read_file", "files__read_files", "files__write_file"}},
 		{"upper case", "FILES__LIST", []string{"files__list"}},
 		{"letters that are not ASCII", "grosse__lesen", []string{"größe__lesen"}},
-		{"a part", "write", []string{"files__write_file"}},
+		{"a part of a name", "write", []string{"files__write_file"}},
 		{"no similar name", "search__web", nil},
 	} {
 		if got := Nearest(tt.wrong, names); !slices.Equal(got, tt.want) {
@@ -23,7 +23,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-func TestMeant(t *testing.T) {
+func TestClosest(t *testing.T) {
 	known := []string{"max_chars", "tail_chars", "files", "db"}
 	for word, want := range map[string]string{
 		"maxChars": "max_chars", "fiels": "files", "FILES": "files", "fils": "files", "": "", "x": "", "fs": "", "github": "",

@@ -36,7 +36,7 @@ const maxWordLength = 100
 
 // Split yields the words of a text in lower case. Names are split where letter case changes
 // or digits begin or end: readFile, HTTPServer, base64. The unsplit word follows its parts,
-// so that GitHub is found as github, too. Split scripts without spaces, each character is a
+// so that GitHub is found as github, too. In scripts without spaces, each character is a
 // word.
 func Split(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {

@@ -10,7 +10,7 @@ func TestTerms(t *testing.T) {
 	for _, test := range []struct {
 		name, text, want string
 	}{
-		{"nothing", "", ""},
+		{"an empty text", "", ""},
 		{"no letter or digit", " -- ?!", ""},
 		{"lower case", "Read FILE", "read fil"},
 		{"snake_case", "read_text_file", "read text fil"},

@@ -15,10 +15,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// An admission decides who may use the console.
+// An admission decides which users may use the console.
 type admission struct {
 	hosts     clientrequest.Policy
-	user      string // placeholder, or empty
+	user      string // placeholder whose value is the user; empty for none
 	providers []auth.Provider
 	local     bool // local users need not authenticate
 }
@@ -37,6 +37,7 @@ type refusal struct {
 	err    error  // for the log; may be nil
 }
 
+// log returns the reason for the log.
 func (f *refusal) log() string {
 	if f.err != nil {
 		return f.reason + ": " + f.err.Error()
@@ -54,8 +55,8 @@ func (f *refusal) write(w http.ResponseWriter) {
 	_, _ = fmt.Fprintf(w, "Access denied: %s.\n", f.reason)
 }
 
-// checkPath rejects a path with dot segments, escaped ones included. Matchers in front, such as that
-// of forward_auth, resolve them and would see another path than the console.
+// checkPath rejects a path with dot segments, escaped ones included. Matchers in front, such as
+// that of forward_auth, resolve them and would see another path than the console.
 func checkPath(path string) *refusal {
 	for segment := range strings.SplitSeq(path, "/") {
 		if segment == "." || segment == ".." {
@@ -129,8 +130,8 @@ func (a *admission) identify(r *http.Request) (user string, err error) {
 	return "", errors.Join(reasons...)
 }
 
-// withBearer returns the request with its basic auth password, which browsers send after status 401,
-// as a bearer token.
+// withBearer returns the request with its basic auth password, which browsers send after status
+// 401, as a bearer token.
 func withBearer(r *http.Request) *http.Request {
 	_, password, ok := r.BasicAuth()
 	if !ok || len(r.Header["Authorization"]) != 1 {
@@ -147,8 +148,8 @@ var proxyHeaders = []string{
 	"True-Client-Ip",
 }
 
-// remoteReason returns why a request may not come from a local user, or "". trusted_proxies do not count:
-// the connection itself must be local.
+// remoteReason returns why a request may not come from a local user, or "". It ignores
+// trusted_proxies: the connection itself must be local.
 func remoteReason(r *http.Request) string {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
@@ -169,7 +170,7 @@ func remoteReason(r *http.Request) string {
 	return ""
 }
 
-// fromOtherPage reports whether a page of another origin sent a request, other than by a link.
+// fromOtherPage reports whether a page of another origin sent a request. Links do not count.
 func fromOtherPage(r *http.Request) bool {
 	if slices.ContainsFunc(r.Header["Origin"], func(origin string) bool { return !isSameOrigin(r, origin) }) {
 		return true
@@ -184,8 +185,8 @@ func fromOtherPage(r *http.Request) bool {
 	return !isRead || r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document"
 }
 
-// isSameOrigin reports whether an origin is the console's: the host of the request and its scheme. A proxy in
-// front may have terminated TLS.
+// isSameOrigin reports whether an origin is the console's: the host of the request and its scheme.
+// A proxy in front may have terminated TLS.
 func isSameOrigin(r *http.Request, origin string) bool {
 	u, err := url.Parse(origin)
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {

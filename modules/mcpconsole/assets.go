@@ -13,12 +13,13 @@ import (
 
 // An asset is a static file.
 type asset struct {
-	name, kind, tag string
-	content         []byte
+	name, contentType, etag string
+	content                 []byte
 }
 
-// kinds are the content types of assets. They must not depend on the machine's MIME tables.
-var kinds = map[string]string{
+// contentTypes holds the content types of assets by file extension. The machine's MIME tables may
+// have others.
+var contentTypes = map[string]string{
 	".css": "text/css; charset=utf-8",
 	".js":  "text/javascript; charset=utf-8",
 	".svg": "image/svg+xml",
@@ -36,16 +37,16 @@ var assets = sync.OnceValue(func() (all []*asset) {
 			panic(err)
 		}
 		sum := sha256.Sum256(content)
-		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
-		all = append(all, &asset{file.Name(), kinds[path.Ext(file.Name())], tag, content})
+		etag := `"` + hex.EncodeToString(sum[:16]) + `"`
+		all = append(all, &asset{file.Name(), contentTypes[path.Ext(file.Name())], etag, content})
 	}
 	return all
 })
 
 // serve serves the asset. Browsers cache and revalidate it.
 func (a *asset) serve(v *consoleRequest) {
-	v.w.Header().Set("Content-Type", a.kind)
+	v.w.Header().Set("Content-Type", a.contentType)
 	v.w.Header().Set("Cache-Control", "private, no-cache")
-	v.w.Header().Set("ETag", a.tag)
+	v.w.Header().Set("ETag", a.etag)
 	http.ServeContent(v.w, v.r, a.name, time.Time{}, bytes.NewReader(a.content))
 }

@@ -14,7 +14,7 @@ import (
 
 func init() {
 	httpcaddyfile.RegisterHandlerDirective("mcp_console", parseCaddyfile)
-	// Caddy orders the project's other handlers before respond, and so behind the console.
+	// The project's other handlers are ordered before respond, and so behind the console.
 	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.After, "copy_response")
 }
 
@@ -47,12 +47,12 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		"price":     h.parsePrice,
 		"user":      setting.Text(&h.User),
 		"auth":      h.parseAuth,
-		"hosts":     setting.Check(setting.List(&h.Hosts, "hosts"), h.hostsValid),
+		"hosts":     setting.Check(setting.List(&h.Hosts, "hosts"), h.validateHosts),
 	}, h.Validate, "auth", "hosts")
 }
 
-// hostsValid checks the hosts, for an error at their line.
-func (h *Handler) hostsValid() error { return h.hostPolicy().Validate() }
+// validateHosts validates the hosts, so that the error is reported at their line.
+func (h *Handler) validateHosts() error { return h.hostPolicy().Validate() }
 
 func (h *Handler) parsePrice(d *caddyfile.Dispenser) (err error) {
 	args := d.RemainingArgs()

@@ -34,8 +34,8 @@ func coordinate(n float64) string {
 	return strconv.FormatFloat(math.Round(n*10)/10, 'f', -1, 64)
 }
 
-// share returns a part of a whole as the width or height of a rectangle. A positive part is at least
-// visible.
+// share returns a part of a whole as the width or height of a rectangle. A positive part is at
+// least visible.
 func share(part, whole float64) string {
 	if part <= 0 || whole <= 0 {
 		return "0%"

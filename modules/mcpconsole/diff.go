@@ -27,27 +27,27 @@ func (l diffLine) Class() string {
 	return ""
 }
 
-// diffRoom bounds the comparisons of one page: the sum over all definitions of the product of their
-// line counts, which is their cost in time and memory. A server may have any number of long
-// definitions.
-const diffRoom = 1_000_000
+// diffBudget bounds the cost of all comparisons on one page, because a server may have any number
+// of long definitions. The cost of a comparison, in time and memory, is the product of the line
+// counts.
+const diffBudget = 1_000_000
 
-// diffJSON compares two JSON values line by line. It subtracts the cost from room, and returns nothing
-// if room is too small.
-func diffJSON(before, after json.RawMessage, room *int) (diff []diffLine) {
+// diffJSON compares two JSON values line by line. It subtracts the cost from budget, and returns
+// nil if budget is too small.
+func diffJSON(before, after json.RawMessage, budget *int) (diff []diffLine) {
 	a, b := strings.Split(visible(indented(before)), "\n"), strings.Split(visible(indented(after)), "\n")
-	if len(a)*len(b) > *room {
+	if len(a)*len(b) > *budget {
 		return nil
 	}
-	*room -= len(a) * len(b)
+	*budget -= len(a) * len(b)
 	for _, line := range difflib.Diff(a, b) {
 		diff = append(diff, diffLine{line.Delta.String(), line.Payload})
 	}
 	return diff
 }
 
-// visible escapes invisible characters and those that change the text direction. Models read them, so
-// the user who accepts a definition must see them.
+// visible escapes invisible characters and those that change the text direction. Models read such
+// characters, so a user who accepts a definition must see them.
 func visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {

@@ -16,7 +16,7 @@ import (
 // A form is the input form for the arguments of a tool.
 type form struct {
 	Fields []field
-	Open   bool   // accepts further arguments as JSON
+	Open   bool   // the form accepts further arguments as JSON
 	Given  string // further arguments, as entered
 }
 
@@ -28,11 +28,11 @@ type field struct {
 }
 
 const (
-	maxFields = 100 // fields of a form; a tool with more arguments takes one JSON object
+	maxFields = 100 // a form for a tool with more arguments has one field, for a JSON object
 
-	fieldPrefix  = "argument." // prefix of field names, distinguishes them from other inputs
+	fieldPrefix  = "argument." // distinguishes fields from other inputs
 	givenName    = "arguments" // name of the input for further arguments
-	exampleChars = 100         // length of a shown default
+	exampleChars = 100         // maximum length of a shown default
 )
 
 // newForm returns the form of a tool, with the entered values.

@@ -57,21 +57,22 @@ func TestFormFill(t *testing.T) {
 		name    string
 		open    bool
 		entered url.Values
-		want    string // or the error
+		want    string // the call, or the error
 	}{
-		{"nothing", false, nil, `{"tool":"","texts":{"text":""}}`},
-		{"all", false, url.Values{
+		{"no values", false, nil, `{"tool":"","texts":{"text":""}}`},
+		{"all values", false, url.Values{
 			"argument.text": {"a\r\nb"}, "argument.note": {"n"}, "argument.count": {"7"}, "argument.level": {"2"},
 			"argument.dry": {"false"}, "argument.list": {"[1]"}, "argument.any": {`"x"`}, "token": {"no argument"},
 		}, `{"tool":"","arguments":{"any":"x","level":2},"texts":{"count":"7","dry":"false","list":"[1]","note":"n",` +
 			`"text":"a\nb"}}`},
-		{"a word where JSON is wanted", false, url.Values{"argument.any": {"x"}}, "any: must be JSON; put text in quotes"},
-		{"others", true, url.Values{"arguments": {` {"more":1}`}, "argument.text": {"x"}},
+		{"a word instead of JSON", false, url.Values{"argument.any": {"x"}}, "any: must be JSON; put text in quotes"},
+		{"additional arguments", true, url.Values{"arguments": {` {"more":1}`}, "argument.text": {"x"}},
 			`{"tool":"","arguments":{"more":1},"texts":{"text":"x"}}`},
-		{"others of a tool that takes none", false, url.Values{"arguments": {`{"more":1}`}, "argument.text": {"x"}},
+		{"a closed schema", false, url.Values{"arguments": {`{"more":1}`}, "argument.text": {"x"}},
 			`{"tool":"","texts":{"text":"x"}}`},
-		{"others that are no object", true, url.Values{"arguments": {`[]`}}, "arguments: must be a JSON object"},
-		{"others that are null", true, url.Values{"arguments": {`null`}}, "arguments: must be a JSON object"},
+		{"additional arguments that are not an object", true, url.Values{"arguments": {`[]`}},
+			"arguments: must be a JSON object"},
+		{"additional arguments that are null", true, url.Values{"arguments": {`null`}}, "arguments: must be a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, call := newForm(arguments, tt.open, tt.entered), adminapi.ToolCall{}
@@ -90,7 +91,7 @@ func TestFormFill(t *testing.T) {
 	}
 }
 
-// What a field is called in a form cannot be what another part of the form is called.
+// Arguments never have the form name of another part of the form.
 func TestFormNames(t *testing.T) {
 	f := newForm([]mcpgateway.ToolArgument{{Name: "token"}, {Name: "arguments"}, {Name: "client"}}, true, nil)
 	names := map[string]bool{"token": true, givenName: true, "client": true, "sure": true}

@@ -42,7 +42,8 @@ func number(value any) float64 {
 	return v.Float()
 }
 
-// scaled formats a number with a unit; each unit is a thousand of the previous one: 950, 1.2 k, 12 k.
+// scaled formats a number with a unit; each unit is a thousand of the previous one: 950, 1.2 k, 12
+// k.
 func scaled(n float64, units ...string) string {
 	i := 0
 	for ; math.Abs(n) >= 999.5 && i < len(units)-1; i++ {
@@ -61,7 +62,7 @@ func short(n float64) string { return scaled(n, "", "k", "M", "G", "T") }
 // size formats a number of bytes with few digits: 950 B, 1.2 kB, 34 MB.
 func size(n float64) string { return scaled(n, "B", "kB", "MB", "GB", "TB") }
 
-// percent formats a share. Only nothing is 0 %, and only everything is 100 %.
+// percent formats a share. It rounds neither to 0 % nor to 100 %.
 func percent(part, whole float64) string {
 	share := 100 * part / whole
 	switch {

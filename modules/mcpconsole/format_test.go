@@ -11,10 +11,10 @@ import (
 func TestFormat(t *testing.T) {
 	three := 3
 	for _, test := range []struct{ name, got, want string }{
-		{"nothing", short(0), "0"},
-		{"a number that is short", short(950), "950"},
+		{"zero", short(0), "0"},
+		{"a short number", short(950), "950"},
 		{"thousands", short(1234), "1.2 k"},
-		{"a number that is rounded up to thousands", short(999.6), "1.0 k"},
+		{"a number rounded up to thousands", short(999.6), "1.0 k"},
 		{"tens of thousands", short(12345), "12 k"},
 		{"millions", short(1_249_999), "1.2 M"},
 		{"the largest unit", short(5e16), "50000 T"},
@@ -23,8 +23,8 @@ func TestFormat(t *testing.T) {
 		{"kilobytes", size(1000), "1.0 kB"},
 		{"megabytes", size(34e6), "34 MB"},
 
-		{"nothing of nothing", percent(0, 0), "0 %"},
-		{"something of nothing", percent(3, 0), "0 %"},
+		{"zero of zero", percent(0, 0), "0 %"},
+		{"three of zero", percent(3, 0), "0 %"},
 		{"a small part", percent(1, 1000), "< 1 %"},
 		{"a part", percent(23, 100), "23 %"},
 		{"almost all", percent(999, 1000), "> 99 %"},
@@ -60,17 +60,17 @@ func TestFormat(t *testing.T) {
 
 		{"an integer", rate(number(int64(7))), "7"},
 		{"a pointer", rate(number(&three)), "3"},
-		{"no pointer", rate(number((*int)(nil))), "0"},
+		{"a nil pointer", rate(number((*int)(nil))), "0"},
 		{"an unsigned integer", rate(number(uint8(7))), "7"},
 	} {
 		if test.got != test.want {
-			t.Errorf("%s is %q, want %q", test.name, test.got, test.want)
+			t.Errorf("%s: got %q, want %q", test.name, test.got, test.want)
 		}
 	}
 }
 
-// TestContrast has all colors of texts be readable on all grounds they stand on, by WCAG 2.2, in both modes; those of
-// pictures be told from their grounds.
+// TestContrast checks the contrast of all text colors and graphics with their backgrounds by
+// WCAG 2.2, in light and dark mode.
 func TestContrast(t *testing.T) {
 	style, err := assetFiles.ReadFile("assets/console.css")
 	if err != nil {
@@ -78,7 +78,7 @@ func TestContrast(t *testing.T) {
 	}
 	roots := regexp.MustCompile(`(?s):root \{(.*?)\}`).FindAllSubmatch(style, -1)
 	if len(roots) != 2 {
-		t.Fatalf("there are %d sets of colors, want one for light and one for dark", len(roots))
+		t.Fatalf("found %d sets of colors, want one for light and one for dark", len(roots))
 	}
 	for i, mode := range []string{"light", "dark"} {
 		colors := map[string]float64{}
@@ -89,7 +89,7 @@ func TestContrast(t *testing.T) {
 			a, known := colors[color]
 			b, groundKnown := colors[ground]
 			if !known || !groundKnown {
-				t.Errorf("%s has no color %s or %s", mode, color, ground)
+				t.Errorf("%s: no color %s or %s", mode, color, ground)
 				return
 			}
 			if got := (max(a, b) + 0.05) / (min(a, b) + 0.05); got < want {
@@ -105,7 +105,7 @@ func TestContrast(t *testing.T) {
 		for _, kind := range []string{"ok", "warn", "bad", "idle"} {
 			check(kind, kind+"-ground", 4.5)
 		}
-		check("text", "ok-ground", 4.5) // rows that have just come
+		check("text", "ok-ground", 4.5) // new rows
 		check("muted", "ok-ground", 4.5)
 		check("accent", "ok-ground", 4.5)
 		check("on-accent", "accent", 4.5)
@@ -114,7 +114,7 @@ func TestContrast(t *testing.T) {
 	}
 }
 
-// luminance returns the relative luminance of a color, by WCAG.
+// luminance returns the relative luminance of a color as defined by WCAG.
 func luminance(t *testing.T, hex string) float64 {
 	t.Helper()
 	channel := func(from int) float64 {
@@ -131,7 +131,7 @@ func luminance(t *testing.T, hex string) float64 {
 	return 0.2126*channel(0) + 0.7152*channel(2) + 0.0722*channel(4)
 }
 
-// TestScript has the script keep to what the security policy allows, which a browser would refuse only when it runs.
+// TestScript checks that the script uses nothing that the security policy makes browsers refuse.
 func TestScript(t *testing.T) {
 	script, err := assetFiles.ReadFile("assets/console.js")
 	if err != nil {
@@ -140,7 +140,7 @@ func TestScript(t *testing.T) {
 	for _, forbidden := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "DOMParser", "document.write",
 		"eval(", "Function(", "createPolicy", ".style"} {
 		if strings.Contains(string(script), forbidden) {
-			t.Errorf("the script has %s", forbidden)
+			t.Errorf("the script uses %s", forbidden)
 		}
 	}
 	settable := regexp.MustCompile(`settable = new Set\(\[(.*?)\]\)`).FindSubmatch(script)
@@ -148,6 +148,6 @@ func TestScript(t *testing.T) {
 		t.Fatal("the script has no list of attributes")
 	}
 	if want := `"` + strings.Join(patchable, `", "`) + `"`; string(settable[1]) != want {
-		t.Errorf("the script sets %s, patches have %s", settable[1], want)
+		t.Errorf("the script sets %s, want %s", settable[1], want)
 	}
 }

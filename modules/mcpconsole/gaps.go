@@ -11,7 +11,7 @@ import (
 type part struct {
 	Text   string
 	Gap    string // description of a gap, else ""
-	Handle string // handle of the original, if it may be kept
+	Handle string // handle of the original, if the marker has one
 }
 
 // markers matches the markers of internal/mask, internal/focus and internal/jsoncut.
@@ -22,7 +22,8 @@ var markers = regexp.MustCompile(`(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED or
 	`|\.\.\. \[(?P<left>\d+)(?: of (?P<of>\d+))? (?P<unit>items|members|lines|characters of media|characters) left out` +
 	`(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`)
 
-// splitGaps splits a shortened text at its markers. Text that looks like a marker is shown as one.
+// splitGaps splits a shortened text at its markers. It cannot distinguish a marker from a text of
+// the server that looks like one.
 func splitGaps(text string) []part {
 	var parts []part
 	end := 0

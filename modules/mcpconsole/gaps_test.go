@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-// masked returns what a mask leaves of a text.
-func masked(t *testing.T, text string, policy mask.Policy) string {
+// maskText returns a text as a mask shortens it.
+func maskText(t *testing.T, text string, policy mask.Policy) string {
 	t.Helper()
 	var out bytes.Buffer
 	message, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "result": map[string]any{"text": text}})
@@ -35,7 +35,7 @@ func masked(t *testing.T, text string, policy mask.Policy) string {
 	return answer.Result.Text
 }
 
-// TestGaps finds the gaps in what is really cut.
+// TestGaps uses the real masks, so that their markers and splitGaps agree.
 func TestGaps(t *testing.T) {
 	const handle = "obs_BrQOO5w4Tf"
 	policy := mask.Policy{MaxChars: 100, HeadChars: 60, TailChars: 40}
@@ -57,23 +57,25 @@ func TestGaps(t *testing.T) {
 
 	for _, test := range []struct {
 		name, text   string
-		gaps         []string // what the first ones say; all if there are no more than that
-		handle, left string   // of the first; a text that is left
+		gaps         []string // ends of the descriptions of the first gaps
+		handle, left string   // handle of the first gap, and text that is kept
 	}{
-		{"a text that is whole", "a text", nil, "", "a text"},
+		{"a whole text", "a text", nil, "", "a text"},
 		{"no text", "", nil, "", ""},
-		{"head and tail", masked(t, strings.Repeat("x", 5100), policy), []string{"5,000 characters are missing"}, "",
+		{"head and tail", maskText(t, strings.Repeat("x", 5100), policy), []string{"5,000 characters are missing"}, "",
 			strings.Repeat("x", 60) + "\n"},
-		{"head and tail that are kept", masked(t, strings.Repeat("x", 5100), kept), []string{"5,000 characters are missing"},
+		{"head and tail with a handle", maskText(t, strings.Repeat("x", 5100), kept),
+			[]string{"5,000 characters are missing"},
 			handle, "\n" + strings.Repeat("x", 40)},
 		{"items", string(cutList), []string{"of 2,000 items are missing"}, handle, ""},
 		{"lines", focused, []string{"of 2,000 lines are missing", "lines are missing"}, handle, ""},
 		{"one line", "a\n[line 7 left out]\nb", []string{"1 line is missing"}, "", "a\n"},
 		{"media", `["... [52000 characters of media left out] ..."]`, []string{"52,000 characters of media are missing"}, "",
 			`["`},
-		{"a marker that contradicts itself", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ...", nil,
+		{"a marker with inconsistent numbers",
+			"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ...", nil,
 			"", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ..."},
-		{"a marker with numbers that are too long", "[lines 1-99999999999999999999 left out]", nil, "", ""},
+		{"a marker with a number that is too large", "[lines 1-99999999999999999999 left out]", nil, "", ""},
 	} {
 		parts := splitGaps(test.text)
 		var found, left []string
@@ -91,27 +93,27 @@ func TestGaps(t *testing.T) {
 			found = append(found, p.Gap)
 		}
 		if whole.String() != test.text {
-			t.Errorf("%s: the parts make up %q, want %q", test.name, whole.String(), test.text)
+			t.Errorf("%s: the parts join to %q, want %q", test.name, whole.String(), test.text)
 		}
 		if test.left != "" && !strings.Contains(strings.Join(left, "\x00"), test.left) {
-			t.Errorf("%s: %q is left, want %q", test.name, left, test.left)
+			t.Errorf("%s: kept %q, want %q", test.name, left, test.left)
 		}
 		if len(test.gaps) == 0 && test.left != "" && !reflect.DeepEqual(left, []string{test.left}) {
-			t.Errorf("%s: %q is left, want all", test.name, left)
+			t.Errorf("%s: kept %q, want the whole text", test.name, left)
 		}
 		if first != test.handle {
-			t.Errorf("%s: the handle is %q, want %q", test.name, first, test.handle)
+			t.Errorf("%s: handle %q, want %q", test.name, first, test.handle)
 		}
 		for i, want := range test.gaps {
 			if i >= len(found) || !strings.HasSuffix(found[i], want) {
-				t.Errorf("%s: the gaps are %q, want %q", test.name, found, test.gaps)
+				t.Errorf("%s: gaps %q, want %q", test.name, found, test.gaps)
 				break
 			}
 		}
 	}
 }
 
-// FuzzGaps loses nothing of any text.
+// FuzzGaps checks that splitting a text loses no part of it.
 func FuzzGaps(f *testing.F) {
 	f.Add("a ... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " +
 		"...\n[lines 1-9 left out]")
@@ -122,7 +124,7 @@ func FuzzGaps(f *testing.F) {
 			whole.WriteString(p.Text)
 		}
 		if whole.String() != text {
-			t.Errorf("the parts make up %q, want %q", whole.String(), text)
+			t.Errorf("the parts join to %q, want %q", whole.String(), text)
 		}
 	})
 }

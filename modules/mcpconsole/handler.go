@@ -25,14 +25,15 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is a web console for the gateways of this process. It shows what the admin API of
-// mcp_gateway has: servers, tools, calls, what was cut, and what that saves.
+// Handler is a web console for the gateways of this process. It shows their servers, tools and
+// calls, how much of the results was cut, and what that saves. All of it comes from the admin API
+// of mcp_gateway.
 //
 // It serves local users and authenticated users. A user is local if the request comes from a
-// loopback address, is for a loopback address or localhost, and has no sign of a proxy. Users
-// are authenticated by Caddy (basic_auth, or client certificates that it verifies). If auth or
-// user is set, only these authenticate, and local users must, too. Other requests get status
-// 403, or 401 if a password would help.
+// loopback address, is for a loopback address or localhost, and has no sign of a proxy. By
+// default, Caddy authenticates users, with basic_auth or client certificates. If auth or user is
+// set, only these authenticate users, and local users must authenticate, too. Other requests get
+// status 403, or 401 if a password would help.
 //
 // Pages of other sites can only link to the console. Every change needs a POST from a page of
 // the console itself, with a token from its forms.
@@ -41,27 +42,27 @@ type Handler struct {
 	// strips a part of it. Default: /console
 	Path string `json:"path,omitempty"`
 
-	// Whether the console is read-only: nothing can be changed and no tool called. Default: false for
+	// Make the console read-only: users can neither change anything nor call tools. Default: false for
 	// local users who did not have to authenticate, true for all others
 	ReadOnly *bool `json:"read_only,omitempty"`
 
-	// Price of a million input tokens, to estimate savings. At most 1000000. Default: none, and no
+	// Price of a million input tokens, to show savings as money. At most 1000000. Default: none; no
 	// money is shown
 	Price float64 `json:"price,omitempty"`
 
 	// The currency of the price. Default: $
 	Currency string `json:"currency,omitempty"`
 
-	// A placeholder whose value is the user's name, such as {http.request.header.Remote-User} behind a
-	// forward_auth that sets it. If the value is empty, the user is not authenticated. Default: the
-	// user of Caddy's authentication
+	// A placeholder whose value is the name of the authenticated user, such as
+	// {http.request.header.Remote-User} behind a forward_auth that sets this header. If the value is
+	// empty, the user is not authenticated. Default: the user of Caddy's authentication
 	User string `json:"user,omitempty"`
 
 	// Providers that authenticate users, as in auth of mcp_gateway. Browsers ask for a name and a
 	// password: the password is the token, and the name is ignored. Default: none
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
-	// Host names under which the console may be used, besides localhost and loopback addresses.
+	// Host names under which browsers may reach the console, besides localhost and loopback addresses.
 	// Default: any name, except on a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
@@ -173,7 +174,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		user, refused = h.admission.admit(r)
 	}
 	if refused != nil {
-		h.logger.Info("refused", zap.String("remote_addr", r.RemoteAddr), zap.String("reason", refused.log()))
+		h.logger.Info("request refused", zap.String("remote_addr", r.RemoteAddr), zap.String("reason", refused.log()))
 		refused.write(w)
 		return nil
 	}

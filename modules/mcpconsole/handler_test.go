@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Every answer keeps the browser safe, also one about an error.
+// Every response has the security headers, even an error.
 func TestHeaders(t *testing.T) {
 	h := load(t, `{}`)
 	stranger := newRequest(http.MethodGet, "/console/test/page")
@@ -20,30 +20,30 @@ func TestHeaders(t *testing.T) {
 		r      *http.Request
 		status int
 	}{
-		"a page":                {newRequest(http.MethodGet, "/console/test/page"), http.StatusOK},
-		"the head of a page":    {newRequest(http.MethodHead, "/console/test/page"), http.StatusOK},
-		"an error of the API":   {newRequest(http.MethodGet, "/console/test/gone"), http.StatusNotFound},
-		"no page":               {newRequest(http.MethodGet, "/console/nothing"), http.StatusNotFound},
-		"no asset":              {newRequest(http.MethodGet, "/console/assets/nothing.css"), http.StatusNotFound},
-		"no list of assets":     {newRequest(http.MethodGet, "/console/assets/"), http.StatusNotFound},
-		"an asset":              {newRequest(http.MethodGet, "/console/assets/console.css"), http.StatusOK},
-		"a stream that is not":  {newRequest(http.MethodGet, "/console/live/nothing"), http.StatusNotFound},
-		"the head of a stream":  {newRequest(http.MethodHead, "/console/live/test"), http.StatusOK},
-		"the path without /":    {newRequest(http.MethodGet, "/console"), http.StatusTemporaryRedirect},
-		"a path with dots":      {newRequest(http.MethodGet, "/console/test/../test/page"), http.StatusBadRequest},
-		"a path with a dot":     {newRequest(http.MethodGet, "/console/./test/page"), http.StatusBadRequest},
-		"escaped dots":          {newRequest(http.MethodGet, "/console/test/%2e%2E"), http.StatusBadRequest},
-		"an escaped way out":    {newRequest(http.MethodGet, "/console/test/..%2f..%2f..%2ffree"), http.StatusBadRequest},
-		"a name with dots":      {newRequest(http.MethodGet, "/console/test/..."), http.StatusOK},
-		"a path with two /":     {newRequest(http.MethodGet, "/console//evil.test"), http.StatusTemporaryRedirect},
-		"a page that is posted": {newRequest(http.MethodPost, "/console/test/page"), http.StatusMethodNotAllowed},
-		"an action by GET":      {newRequest(http.MethodGet, "/console/test/sample/refresh"), http.StatusNotFound},
-		"an action by PUT":      {newRequest(http.MethodPut, "/console/test/sample/refresh"), http.StatusMethodNotAllowed},
-		"a refused action":      {newRequest(http.MethodPost, "/console/test/sample/refresh"), http.StatusForbidden},
-		"a stranger":            {stranger, http.StatusForbidden},
+		"a page":               {newRequest(http.MethodGet, "/console/test/page"), http.StatusOK},
+		"the head of a page":   {newRequest(http.MethodHead, "/console/test/page"), http.StatusOK},
+		"an error of the API":  {newRequest(http.MethodGet, "/console/test/gone"), http.StatusNotFound},
+		"an unknown page":      {newRequest(http.MethodGet, "/console/nothing"), http.StatusNotFound},
+		"an unknown asset":     {newRequest(http.MethodGet, "/console/assets/nothing.css"), http.StatusNotFound},
+		"the folder of assets": {newRequest(http.MethodGet, "/console/assets/"), http.StatusNotFound},
+		"an asset":             {newRequest(http.MethodGet, "/console/assets/console.css"), http.StatusOK},
+		"an unknown stream":    {newRequest(http.MethodGet, "/console/live/nothing"), http.StatusNotFound},
+		"the head of a stream": {newRequest(http.MethodHead, "/console/live/test"), http.StatusOK},
+		"the path without /":   {newRequest(http.MethodGet, "/console"), http.StatusTemporaryRedirect},
+		"a path with dots":     {newRequest(http.MethodGet, "/console/test/../test/page"), http.StatusBadRequest},
+		"a path with a dot":    {newRequest(http.MethodGet, "/console/./test/page"), http.StatusBadRequest},
+		"escaped dots":         {newRequest(http.MethodGet, "/console/test/%2e%2E"), http.StatusBadRequest},
+		"escaped slashes":      {newRequest(http.MethodGet, "/console/test/..%2f..%2f..%2ffree"), http.StatusBadRequest},
+		"a name with dots":     {newRequest(http.MethodGet, "/console/test/..."), http.StatusOK},
+		"a path with two /":    {newRequest(http.MethodGet, "/console//evil.test"), http.StatusTemporaryRedirect},
+		"a page by POST":       {newRequest(http.MethodPost, "/console/test/page"), http.StatusMethodNotAllowed},
+		"an action by GET":     {newRequest(http.MethodGet, "/console/test/sample/refresh"), http.StatusNotFound},
+		"an action by PUT":     {newRequest(http.MethodPut, "/console/test/sample/refresh"), http.StatusMethodNotAllowed},
+		"a refused action":     {newRequest(http.MethodPost, "/console/test/sample/refresh"), http.StatusForbidden},
+		"another machine":      {stranger, http.StatusForbidden},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := answer(t, h, tt.r, "")
+			w := respond(t, h, tt.r, "")
 			if w.Code != tt.status {
 				t.Errorf("got %d %s", w.Code, w.Body)
 			}
@@ -60,10 +60,10 @@ func TestHeaders(t *testing.T) {
 				t.Errorf("Cache-Control: %s", got)
 			}
 			if to := w.Header().Get("Location"); to != "" && !strings.HasPrefix(to, "/console/") {
-				t.Errorf("it leads to %s", to)
+				t.Errorf("redirected to %s", to)
 			}
 			if strings.Contains(w.Body.String(), "<b>gone") {
-				t.Errorf("a name is markup: %s", w.Body)
+				t.Errorf("a name is not escaped: %s", w.Body)
 			}
 		})
 	}
@@ -72,35 +72,35 @@ func TestHeaders(t *testing.T) {
 func TestAssets(t *testing.T) {
 	h := load(t, `{}`)
 	for _, a := range assets() {
-		w := answer(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name), "")
+		w := respond(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name), "")
 		if w.Code != http.StatusOK || !bytes.Equal(w.Body.Bytes(), a.content) || w.Header().Get("Content-Type") == "" {
 			t.Errorf("%s: got %d %v", a.name, w.Code, w.Header())
 		}
-		again := answer(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name, "If-None-Match", w.Header().Get("ETag")),
+		again := respond(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name, "If-None-Match", w.Header().Get("ETag")),
 			"")
 		if again.Code != http.StatusNotModified {
-			t.Errorf("%s: got %d for what the browser has", a.name, again.Code)
+			t.Errorf("%s: got %d for a cached asset, want 304", a.name, again.Code)
 		}
 	}
 }
 
-// The path is that of the browser, whatever handlers in front have stripped of it.
+// Links have the path that the browser sees, even if a handler in front strips a part of it.
 func TestPath(t *testing.T) {
 	for _, tt := range []struct {
-		name, config, sent, seen, want string // want is a link; "" if the request is passed on
+		name, config, sent, seen, want string // want is a link; empty if the next handler responds
 	}{
-		{"as it is", `{}`, "/console/test/a", "/console/test/a", "/console/assets/console.css"},
-		{"stripped", `{}`, "/console/test/a", "/test/a", "/console/assets/console.css"},
+		{"the default path", `{}`, "/console/test/a", "/console/test/a", "/console/assets/console.css"},
+		{"a stripped path", `{}`, "/console/test/a", "/test/a", "/console/assets/console.css"},
 		{"another path", `{"path":"/team/mcp"}`, "/team/mcp/test/a", "/mcp/test/a", "/team/mcp/assets/console.css"},
-		{"escaped", `{}`, "/console/test/a%2Fb", "/console/test/a%2Fb", "/console/assets/console.css"},
-		{"a longer word", `{}`, "/consoles/test/a", "/consoles/test/a", ""},
-		{"below something", `{}`, "/team/console/test/a", "/console/test/a", ""},
-		{"elsewhere", `{}`, "/", "/", ""},
+		{"an escaped path", `{}`, "/console/test/a%2Fb", "/console/test/a%2Fb", "/console/assets/console.css"},
+		{"a path with the same beginning", `{}`, "/consoles/test/a", "/consoles/test/a", ""},
+		{"a path below another", `{}`, "/team/console/test/a", "/console/test/a", ""},
+		{"the root", `{}`, "/", "/", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRequest(http.MethodGet, tt.sent)
 			h := load(t, tt.config)
-			w := answer(t, h, r, "", tt.seen)
+			w := respond(t, h, r, "", tt.seen)
 			if passes := w.Code == passed; passes != (tt.want == "") || !strings.Contains(w.Body.String(), tt.want) {
 				t.Errorf("got %d %s", w.Code, w.Body)
 			}
@@ -108,8 +108,8 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// form returns the request of a form of the test page, by a browser.
-func (s *served) form(values url.Values, header http.Header) *http.Request {
+// form returns a POST of the form of the test page.
+func (s *site) form(values url.Values, header http.Header) *http.Request {
 	s.Helper()
 	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console/test/sample/refresh",
 		strings.NewReader(values.Encode()))
@@ -120,14 +120,14 @@ func (s *served) form(values url.Values, header http.Header) *http.Request {
 	return r
 }
 
-// do sends a request, and returns the status and the body of the answer, without following redirects.
-func (s *served) do(r *http.Request) (*http.Response, string) {
+// do sends a request, and returns the response and its body. It does not follow redirects.
+func (s *site) do(r *http.Request) (*http.Response, string) {
 	s.Helper()
-	r.Close = true // a reload closes connections that are kept
+	r.Close = true // a reload closes idle connections
 	res, err := http.DefaultTransport.RoundTrip(r)
 	for tries := 0; err != nil && tries < 10; tries++ { // a reload also resets connections that it has not accepted yet
 		if r.GetBody != nil {
-			r.Body, _ = r.GetBody() // which never fails for a text
+			r.Body, _ = r.GetBody() // never fails for a string
 		}
 		res, err = http.DefaultTransport.RoundTrip(r)
 	}
@@ -142,8 +142,8 @@ func (s *served) do(r *http.Request) (*http.Response, string) {
 	return res, string(body)
 }
 
-// token returns the token of the forms of a page.
-func (s *served) token(header http.Header) string {
+// token returns the token of the form of the test page.
+func (s *site) token(header http.Header) string {
 	s.Helper()
 	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+"/console/test/page", nil)
 	if err != nil {
@@ -160,7 +160,7 @@ func (s *served) token(header http.Header) string {
 
 const formType = "application/x-www-form-urlencoded"
 
-// An action needs everything that only a page of the console has. Otherwise nothing is done.
+// An action runs only if the request has everything that only a page of the console can send.
 func TestActions(t *testing.T) {
 	s := serve(t, "mcp_console")
 	token := s.token(http.Header{})
@@ -179,7 +179,7 @@ func TestActions(t *testing.T) {
 		{"an empty token", func(v url.Values, _ http.Header) { v.Set("token", "") }, 403},
 		{"another token", func(v url.Values, _ http.Header) { v.Set("token", token[:len(token)-1]+"!") }, 403},
 		{"no Origin", func(_ url.Values, h http.Header) { h.Del("Origin") }, 403},
-		{"an Origin that is hidden", func(_ url.Values, h http.Header) { h.Set("Origin", "null") }, 403},
+		{"an opaque Origin", func(_ url.Values, h http.Header) { h.Set("Origin", "null") }, 403},
 		{"another Origin", func(_ url.Values, h http.Header) { h.Set("Origin", "https://evil.test") }, 403},
 		{"another port", func(_ url.Values, h http.Header) { h.Set("Origin", "http://127.0.0.1:1") }, 403},
 		{"another name of this machine", func(_ url.Values, h http.Header) {
@@ -192,13 +192,13 @@ func TestActions(t *testing.T) {
 			h.Set("Sec-Fetch-Mode", "navigate")
 			h.Set("Sec-Fetch-Dest", "document")
 		}, 403},
-		{"no site", func(_ url.Values, h http.Header) { h.Set("Sec-Fetch-Site", "none") }, 403},
-		{"no type", func(_ url.Values, h http.Header) { h.Del("Content-Type") }, 415},
+		{"no site of origin", func(_ url.Values, h http.Header) { h.Set("Sec-Fetch-Site", "none") }, 403},
+		{"no Content-Type", func(_ url.Values, h http.Header) { h.Del("Content-Type") }, 415},
 		{"a plain text", func(_ url.Values, h http.Header) { h.Set("Content-Type", "text/plain") }, 415},
 		{"JSON", func(_ url.Values, h http.Header) { h.Set("Content-Type", "application/json") }, 415},
 		{"a form with files", func(_ url.Values, h http.Header) { h.Set("Content-Type", "multipart/form-data; boundary=x") },
 			415},
-		{"too much", func(v url.Values, _ http.Header) { v.Set("more", strings.Repeat("x", maxForm)) }, 413},
+		{"a form that is too large", func(v url.Values, _ http.Header) { v.Set("more", strings.Repeat("x", maxForm)) }, 413},
 		{"a proxy", func(_ url.Values, h http.Header) { h.Set("X-Forwarded-For", "192.0.2.7") }, 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -210,20 +210,20 @@ func TestActions(t *testing.T) {
 	inQuery := good(func(v url.Values, _ http.Header) { v.Del("token") })
 	inQuery.URL.RawQuery = url.Values{"token": {token}}.Encode()
 	if res, body := s.do(inQuery); res.StatusCode != http.StatusForbidden {
-		t.Errorf("with the token in the address: got %d %s", res.StatusCode, body)
+		t.Errorf("with the token in the URL: got %d %s", res.StatusCode, body)
 	}
-	if done := s.logged(`"control"`); len(done) > 0 {
-		t.Fatalf("something was done: %s", done)
+	if done := s.logged(`"admin action"`); len(done) > 0 {
+		t.Fatalf("an action ran: %s", done)
 	}
 	res, body := s.do(good(func(url.Values, http.Header) {}))
 	if res.StatusCode != http.StatusSeeOther || res.Header.Get("Location") != "/console/test/done" {
 		t.Errorf("got %d %s", res.StatusCode, body)
 	}
-	done := s.logged(`"control"`)
+	done := s.logged(`"admin action"`)
 	if len(done) != 1 || !strings.Contains(done[0], `"action":"refresh"`) || !strings.Contains(done[0],
 		`"remote_addr":"127.0.0.1:`) ||
 		!strings.Contains(done[0], `"outcome":"ok"`) || strings.Contains(done[0], `"user"`) {
-		t.Errorf("in the log: %s", done)
+		t.Errorf("logged %s", done)
 	}
 
 	unknown := good(func(url.Values, http.Header) {})
@@ -242,7 +242,7 @@ func TestActions(t *testing.T) {
 	}
 }
 
-// Authenticated users can change something if the configuration says so, with tokens of their own.
+// Authenticated users can act only with read_only off, and only with their own token.
 func TestActionsOfUsers(t *testing.T) {
 	t.Setenv("CONSOLE_ANN", "secret-secret-secret-secret-secret-1")
 	t.Setenv("CONSOLE_BOB", "secret-secret-secret-secret-secret-2")
@@ -254,7 +254,7 @@ func TestActionsOfUsers(t *testing.T) {
 	ann, bob := as("secret-secret-secret-secret-secret-1"), as("secret-secret-secret-secret-secret-2")
 	token := s.token(ann)
 	if token == s.token(bob) {
-		t.Error("two users have one token")
+		t.Error("two users have the same token")
 	}
 	if res, body := s.do(s.form(url.Values{"token": {token}}, ann)); res.StatusCode != http.StatusForbidden ||
 		!strings.Contains(body, "read-only") {
@@ -264,18 +264,18 @@ func TestActionsOfUsers(t *testing.T) {
 	if res, body := s.do(s.form(url.Values{"token": {token}}, bob)); res.StatusCode != http.StatusForbidden {
 		t.Errorf("with the token of another user: got %d %s", res.StatusCode, body)
 	}
-	if done := s.logged(`"control"`); len(done) > 0 {
-		t.Fatalf("something was done: %s", done)
+	if done := s.logged(`"admin action"`); len(done) > 0 {
+		t.Fatalf("an action ran: %s", done)
 	}
 	if res, body := s.do(s.form(url.Values{"token": {token}}, ann)); res.StatusCode != http.StatusSeeOther {
 		t.Errorf("got %d %s", res.StatusCode, body)
 	}
-	if done := s.logged(`"control"`); len(done) != 1 || !strings.Contains(done[0], `"user":"ann"`) {
-		t.Errorf("in the log: %s", done)
+	if done := s.logged(`"admin action"`); len(done) != 1 || !strings.Contains(done[0], `"user":"ann"`) {
+		t.Errorf("logged %s", done)
 	}
 }
 
-// Over TLS, a page that came without it is another one, and what came in early data may come again.
+// Over TLS, a page without TLS has another origin, and an action in early data may be a replay.
 func TestOverTLS(t *testing.T) {
 	h := load(t, `{"read_only":false}`)
 	for _, tt := range []struct {
@@ -295,26 +295,26 @@ func TestOverTLS(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRequest(tt.method, tt.target, "Origin", tt.origin, "Content-Type", formType)
 			r.RemoteAddr, r.Host, r.TLS = "192.0.2.7:5000", "console.test", &tls.ConnectionState{HandshakeComplete: tt.complete}
-			if w := answer(t, h, r, "ann"); w.Code != tt.status {
+			if w := respond(t, h, r, "ann"); w.Code != tt.status {
 				t.Errorf("got %d %s", w.Code, w.Body)
 			}
 		})
 	}
 }
 
-// A name that resolves to the console does not get tokens for another, nor does another console.
+// Tokens are valid for one host name and one console: another name may belong to an attacker.
 func TestTokensAreOfOneHost(t *testing.T) {
-	shown := func(config, path, host string) string {
+	pageOf := func(config, path, host string) string {
 		r := newRequest(http.MethodGet, path+"/test/page")
 		r.Host = host
-		return answer(t, load(t, config), r, "").Body.String()
+		return respond(t, load(t, config), r, "").Body.String()
 	}
 	token := regexp.MustCompile(`name="token" value="([^"]+)"`)
 	seen := map[string]int{}
 	for range 2 {
-		seen[token.FindString(shown(`{}`, "/console", "127.0.0.1:8080"))]++
-		seen[token.FindString(shown(`{}`, "/console", "localhost:8080"))]++
-		seen[token.FindString(shown(`{"path":"/other"}`, "/other", "localhost:8080"))]++
+		seen[token.FindString(pageOf(`{}`, "/console", "127.0.0.1:8080"))]++
+		seen[token.FindString(pageOf(`{}`, "/console", "localhost:8080"))]++
+		seen[token.FindString(pageOf(`{"path":"/other"}`, "/other", "localhost:8080"))]++
 	}
 	if len(seen) != 3 || seen[""] > 0 {
 		t.Errorf("got %v", seen)

@@ -33,7 +33,7 @@ func (s layoutData) Nav() []navLink {
 	return links
 }
 
-// Title returns the page's title: from its data's method title, if it has one.
+// Title returns the title of the page, or of its data if that has one.
 func (s layoutData) Title() string {
 	if data, ok := s.Data.(interface{ title() string }); ok {
 		return data.title()
@@ -41,8 +41,8 @@ func (s layoutData) Title() string {
 	return s.Page.title
 }
 
-// Live returns the URL of the stream that updates the page, "" for a static page. It has the query of
-// the page, its path values, and its data's liveQuery.
+// Live returns the URL of the stream that updates the page, "" for a static page. Its query has the
+// query and the path values of the page, and the liveQuery of its data.
 func (s layoutData) Live() string {
 	if s.Page.live == nil {
 		return ""

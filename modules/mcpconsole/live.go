@@ -14,14 +14,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
-// streams bounds the live pages of all consoles of the process.
+// streams bounds the number of live pages, over all consoles of the process.
 var streams = quota.NewMeter(quota.NewKind("console_streams"), quota.Limits{Entries: 64, OwnerEntries: 8})
 
 const (
-	streamInterval     = time.Second      // how often a page is compared
+	streamInterval     = time.Second      // how often a page is checked for changes
 	streamKeepAlive    = 15 * time.Second // interval of keep-alive comments
 	streamLifetime     = time.Hour        // then the stream ends; browsers reconnect and authenticate again
-	streamWriteTimeout = 10 * time.Second // write timeout
+	streamWriteTimeout = 10 * time.Second // for one event
 )
 
 // stream sends the changes of a page as server-sent events. It ends when the user leaves or the

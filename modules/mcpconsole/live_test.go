@@ -17,13 +17,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// changing has the test page return changes in this test.
-func changing(t *testing.T, live func(*consoleRequest) func() (patch, error)) {
+// setChanges makes the test page return changes until the test ends.
+func setChanges(t *testing.T, live func(*consoleRequest) func() (patch, error)) {
 	testChanges.Store(&live)
 	t.Cleanup(func() { testChanges.Store(nil) })
 }
 
-// stream returns the stream of the test page, as a whole.
+// stream returns the whole stream of the test page.
 func stream(h *Handler, ctx context.Context) string {
 	w := httptest.NewRecorder()
 	h.newRequest(w, newRequest(http.MethodGet, "/console/live/test").WithContext(ctx)).stream(&page{name: "test",
@@ -31,13 +31,12 @@ func stream(h *Handler, ctx context.Context) string {
 	return w.Body.String()
 }
 
-// An event says what has changed within a second. If nothing does, a comment says that the stream is still there; after
-// an hour it is not.
+// A stream sends changes within a second, and comments while nothing changes, for an hour.
 func TestStream(t *testing.T) {
-	changing(t, func(*consoleRequest) func() (patch, error) {
-		asked := 0
+	setChanges(t, func(*consoleRequest) func() (patch, error) {
+		calls := 0
 		return func() (patch, error) {
-			switch asked++; asked {
+			switch calls++; calls {
 			case 1:
 				return patch{Text: map[string]string{"a": "1\n</script>"}}, nil
 			case 3:
@@ -57,15 +56,15 @@ func TestStream(t *testing.T) {
 			t.Errorf("got %d comments", comments)
 		}
 		if lasted := time.Since(began); lasted != streamLifetime {
-			t.Errorf("it lasted %s", lasted)
+			t.Errorf("the stream lasted %s, want %s", lasted, streamLifetime)
 		}
 	})
 }
 
-// A page that cannot be kept up to date ends its stream. The browser comes back later.
+// A stream ends if its page cannot be read. The browser reconnects later.
 func TestStreamWithAnError(t *testing.T) {
 	h := load(t, `{}`)
-	changing(t, func(*consoleRequest) func() (patch, error) {
+	setChanges(t, func(*consoleRequest) func() (patch, error) {
 		return func() (patch, error) { return patch{}, errors.New("gone") }
 	})
 	if got := stream(h, t.Context()); got != "retry: 2000\n\n" {
@@ -79,7 +78,7 @@ type listener struct {
 	lines *bufio.Scanner
 }
 
-func (s *served) listen(ctx context.Context) listener {
+func (s *site) listen(ctx context.Context) listener {
 	s.Helper()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/console/live/test", nil)
 	if err != nil {
@@ -93,10 +92,10 @@ func (s *served) listen(ctx context.Context) listener {
 	return listener{res, bufio.NewScanner(res.Body)}
 }
 
-// A stream ends when the configuration is replaced, and its context with it. The browser comes back to the next one.
+// A stream and its context end when the configuration is replaced. The browser then reconnects.
 func TestStreamEndsWithTheConfiguration(t *testing.T) {
 	var ended atomic.Int32
-	changing(t, func(v *consoleRequest) func() (patch, error) {
+	setChanges(t, func(v *consoleRequest) func() (patch, error) {
 		context.AfterFunc(v.r.Context(), func() { ended.Add(1) })
 		return func() (patch, error) { return patch{}, nil }
 	})
@@ -109,16 +108,16 @@ func TestStreamEndsWithTheConfiguration(t *testing.T) {
 	for first.lines.Scan() {
 	}
 	if err := first.lines.Err(); err != nil {
-		t.Errorf("it was cut off: %v", err)
+		t.Errorf("the stream was cut off: %v", err)
 	}
 	second := s.listen(t.Context())
 	if !second.lines.Scan() {
-		t.Fatal("there is no stream after a reload")
+		t.Fatal("no stream after a reload")
 	}
 	await.Until(t, "the end of the first stream", func() bool { return ended.Load() == 1 })
 }
 
-// A user has so many streams, and gets another when one ends.
+// The number of streams is limited. A stream that ends makes room for another.
 func TestStreamsAreBounded(t *testing.T) {
 	s := serve(t, "mcp_console")
 	ctx, leave := context.WithCancel(t.Context())
@@ -139,13 +138,13 @@ func TestStreamsAreBounded(t *testing.T) {
 	})
 }
 
-// A server's timeouts are for answers that end.
+// A stream outlives the timeouts of the HTTP server.
 func TestStreamOutlivesTimeouts(t *testing.T) {
 	h := load(t, `{}`)
-	var asked atomic.Int32
-	changing(t, func(*consoleRequest) func() (patch, error) {
+	var calls atomic.Int32
+	setChanges(t, func(*consoleRequest) func() (patch, error) {
 		return func() (patch, error) {
-			asked.Add(1)
+			calls.Add(1)
 			return patch{Reload: true}, nil
 		}
 	})
@@ -169,7 +168,7 @@ func TestStreamOutlivesTimeouts(t *testing.T) {
 	lines := bufio.NewScanner(res.Body)
 	for events := 0; events < 3; {
 		if !lines.Scan() {
-			t.Fatalf("it ended after %d events: %v", events, lines.Err())
+			t.Fatalf("the stream ended after %d events: %v", events, lines.Err())
 		}
 		if strings.HasPrefix(lines.Text(), "data: ") {
 			events++

@@ -25,14 +25,14 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.keepLockfileFresh"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
 }
 
-// testChanges is what the test page returns for a stream; nil for no changes.
+// testChanges returns the changes of the test page. It is nil for no changes.
 var testChanges atomic.Pointer[func(*consoleRequest) func() (patch, error)]
 
 func testLive(v *consoleRequest) func() (patch, error) {
@@ -42,7 +42,7 @@ func testLive(v *consoleRequest) func() (patch, error) {
 	return func() (patch, error) { return patch{}, nil }
 }
 
-// A page and an action that have nothing to do with what the console shows.
+// init adds a page and an action that are independent of the real ones.
 func init() {
 	template.Must(templates.New("test").Parse(
 		`{{template "top" .}}<p id="test">[{{.Request.User}}] {{.Request.ReadOnly}} {{.Data}}</p><form>{{template ` +
@@ -63,7 +63,7 @@ func init() {
 	}})
 }
 
-// load loads a console from its JSON configuration, for as long as the test runs.
+// load loads a console from its JSON configuration. It is unloaded when the test ends.
 func load(t testing.TB, config string) *Handler {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -79,7 +79,7 @@ func load(t testing.TB, config string) *Handler {
 	return module.(*Handler)
 }
 
-// newRequest returns a request of a browser on this machine.
+// newRequest returns a request of a local browser. header are pairs of name and value.
 func newRequest(method, target string, header ...string) *http.Request {
 	r := httptest.NewRequest(method, target, nil)
 	r.Host, r.RemoteAddr = "localhost:8080", "127.0.0.1:50000"
@@ -92,9 +92,9 @@ func newRequest(method, target string, header ...string) *http.Request {
 // passed is the status of requests that the console passes to the next handler.
 const passed = http.StatusTeapot
 
-// answer returns the console's response to a request. user is the user that Caddy has authenticated, "" if none.
-// rewritten is the path after an earlier handler has rewritten it.
-func answer(t testing.TB, h *Handler, r *http.Request, user string, rewritten ...string) *httptest.ResponseRecorder {
+// respond returns the console's response to a request. user is the user authenticated by Caddy, ""
+// for none. rewritten is the path if an earlier handler rewrites it.
+func respond(t testing.TB, h *Handler, r *http.Request, user string, rewritten ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
 	repl := caddy.NewReplacer()
@@ -120,21 +120,21 @@ func answer(t testing.TB, h *Handler, r *http.Request, user string, rewritten ..
 	return w
 }
 
-// A served is a Caddy in this process.
-type served struct {
+// A site is a running Caddy in the test process.
+type site struct {
 	*testing.T
 	url, log string
 }
 
 // serve runs a site with a gateway and these lines until the test ends.
-func serve(t *testing.T, lines string) *served {
+func serve(t *testing.T, lines string) *site {
 	t.Helper()
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = free.Close()
-	s := &served{T: t, url: "http://" + free.Addr().String(), log: filepath.Join(t.TempDir(), "log")}
+	s := &site{T: t, url: "http://" + free.Addr().String(), log: filepath.Join(t.TempDir(), "log")}
 	s.load(lines)
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
@@ -146,7 +146,7 @@ func serve(t *testing.T, lines string) *served {
 }
 
 // load replaces the configuration.
-func (s *served) load(lines string) {
+func (s *site) load(lines string) {
 	s.Helper()
 	adapter := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}
 	config, _, err := adapter.Adapt(fmt.Appendf(nil, `{
@@ -176,8 +176,8 @@ func (s *served) load(lines string) {
 	}
 }
 
-// logged returns the lines of the log with a text.
-func (s *served) logged(text string) (lines []string) {
+// logged returns the log lines that contain a text.
+func (s *site) logged(text string) (lines []string) {
 	s.Helper()
 	log, err := os.ReadFile(s.log)
 	if err != nil {

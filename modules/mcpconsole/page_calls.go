@@ -78,8 +78,8 @@ func showCalls(v *consoleRequest) (any, error) {
 	return page, nil
 }
 
-// callsPath returns the admin API path of the calls that the page's query selects, after the call with
-// this ID.
+// callsPath returns the admin API path of the calls that the page's query selects and that are
+// newer than the call with ID after.
 func callsPath(v *consoleRequest, after int64) string {
 	query := url.Values{"limit": {strconv.Itoa(shownCalls)}, "after": {strconv.FormatInt(after, 10)}}
 	for _, name := range [...]string{"gateway", "client", "server", "tool", "outcome"} {
@@ -88,7 +88,8 @@ func callsPath(v *consoleRequest, after int64) string {
 	return "/calls?" + query.Encode()
 }
 
-// followCalls returns the new calls since the page was shown, or since the last call.
+// followCalls returns a function that returns the calls since the page was shown, or since the
+// function was last called.
 func followCalls(v *consoleRequest) func() (patch, error) {
 	after, _ := strconv.ParseInt(v.r.URL.Query().Get("after"), 10, 64)
 	return func() (patch, error) {
@@ -163,9 +164,9 @@ type callView struct {
 
 func (c *callView) title() string { return "Call " + strconv.FormatInt(c.ID, 10) }
 
-// An resultText is a text in the result of a call.
+// A resultText is a text in the result of a call, or the description of another content block.
 type resultText struct {
-	Kind  string // "" for a plain text, else its type
+	Kind  string // "" for a plain text, else the type of the block
 	Parts []part
 	More  int // number of characters not shown
 }
@@ -237,8 +238,8 @@ func indented(value json.RawMessage) string {
 	return cut(b.String(), shownChars)
 }
 
-// resultTexts returns the texts of a result: its content, messages or contents. A result that was too
-// long to be kept as JSON is a JSON string with its beginning.
+// resultTexts returns the texts of a result: its content, messages or contents. A result that was
+// too long to be kept as JSON is a JSON string with its beginning.
 func resultTexts(result json.RawMessage) []resultText {
 	var beginning string
 	if json.Unmarshal(result, &beginning) == nil {

@@ -32,8 +32,9 @@ type gatewayAddress struct {
 	URL string
 }
 
-// newConnectView returns the settings for the requested address, else for the first one.
-func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectView {
+// newConnectView returns the settings for the requested address, or for the first one if it is
+// unknown.
+func newConnectView(gateways []adminapi.GatewayStatus, requested string) *connectView {
 	view := new(connectView)
 	for _, g := range gateways {
 		for _, address := range g.URLs {
@@ -43,7 +44,7 @@ func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectVie
 		}
 	}
 	for i, address := range view.Addresses {
-		if i == 0 || address.URL == asked {
+		if i == 0 || address.URL == requested {
 			view.Chosen = &view.Addresses[i]
 		}
 	}
@@ -53,8 +54,8 @@ func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectVie
 	return view
 }
 
-// clientsFile has the settings of each client, with and without a token, for documentedURL. It equals
-// docs/clients.md.
+// clientsFile contains the settings of each client for documentedURL, with and without a token, as
+// docs/clients.md has them.
 //
 //go:embed clients.md
 var clientsFile string

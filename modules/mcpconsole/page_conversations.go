@@ -29,8 +29,8 @@ func newConversationsView(routes []activity.Route) (views []routeView) {
 	return views
 }
 
-// sizes returns how much clients sent and the model got: in tokens or, if the provider reports none,
-// in bytes.
+// sizes returns how much clients sent and how much of it the model got: in tokens or, if the
+// provider reports none, in bytes. words formats such a size.
 func (r routeView) sizes() (before, after int64, words func(int64) string) {
 	if r.TokensBefore == 0 {
 		return r.BytesBefore, r.BytesAfter, func(n int64) string { return size(float64(n)) }
@@ -62,10 +62,11 @@ func (r routeView) Label() string {
 	return "The model got " + percent(float64(after), float64(before)) + " of what clients sent"
 }
 
-// Hits returns the share of input that the provider had cached, if reported.
+// Hits returns the share of input tokens that the provider had cached, or a dash if it reports
+// none.
 func (r routeView) Hits() string { return ratioText(r.Usage.Cached, r.Usage.Input) }
 
-// CostShare returns the cost as a share of the unmasked cost, if known.
+// CostShare returns the cost as a share of the unmasked cost, or a dash if that is unknown.
 func (r routeView) CostShare() string { return ratioText(r.Cost, r.CostBefore) }
 
 // ratioText returns a share as text, or a dash if there is no whole.

@@ -92,8 +92,8 @@ func (o *overview) Cut() int64 { return max(0, o.Total.Received-o.Total.Sent) }
 // Up returns the number of servers not known to be down.
 func (o *overview) Up() int { return o.Servers - len(o.Down) }
 
-// currentRate returns the calls per second over the last two intervals, the second of which is still
-// open.
+// currentRate returns the calls per second over the last two intervals. The last one has not ended
+// yet.
 func currentRate(recent []activity.Interval, at time.Time) float64 {
 	if len(recent) < 2 {
 		return 0

@@ -133,7 +133,7 @@ var serverPage = page{
 // A serverView is the data of a server's page.
 type serverView struct {
 	serverRow
-	Did     string // result of the last action
+	Notice  string // about the last action; empty for none
 	Account *loginView
 	Changes []changeView
 	More    int // number of changes not shown
@@ -173,13 +173,13 @@ func showServer(v *consoleRequest) (any, error) {
 // requestedServer returns the status of the server that a request names.
 func requestedServer(v *consoleRequest) (adminapi.ServerStatus, error) {
 	query := v.r.URL.Query()
-	name := cmp.Or(v.r.PathValue("server"), query.Get("server")) // the stream has it in its query
+	name := cmp.Or(v.r.PathValue("server"), query.Get("server")) // a stream has the name in its query
 	return get[adminapi.ServerStatus](v, serverPath(name)+"?gateway="+url.QueryEscape(query.Get("gateway")))
 }
 
 func newServerView(s *adminapi.ServerStatus, changes []adminapi.ToolChange, did string) *serverView {
-	view := &serverView{serverRow: serverRow{s}, Did: doneTexts[did], Account: newLoginView(s)}
-	room := diffRoom
+	view := &serverView{serverRow: serverRow{s}, Notice: doneTexts[did], Account: newLoginView(s)}
+	budget := diffBudget
 	for _, change := range changes {
 		switch {
 		case change.Server != s.Name || change.Gateway != s.Gateway:
@@ -190,7 +190,7 @@ func newServerView(s *adminapi.ServerStatus, changes []adminapi.ToolChange, did 
 		}
 		shown := changeView{ToolChange: change}
 		if len(change.Before) > 0 && len(change.After) > 0 {
-			shown.Diff = diffJSON(change.Before, change.After, &room)
+			shown.Diff = diffJSON(change.Before, change.After, &budget)
 		}
 		view.Changes = append(view.Changes, shown)
 	}
@@ -215,9 +215,9 @@ func newLoginView(s *adminapi.ServerStatus) *loginView {
 	return &loginView{State: "the gateway logs in automatically (" + s.Login.State + ")"}
 }
 
-// logIn redirects to where a person logs the gateway in at a server. Pages do not contain that URL: it
-// is secret and changes each time. Read-only users do not get it, because all clients share the
-// account that logs in.
+// logIn redirects to the page where a person logs the gateway in to a server. Pages do not contain
+// its URL, which is secret and changes each time. Read-only users do not get it, because all
+// clients share the account that logs in.
 func (v *consoleRequest) logIn() {
 	if v.ReadOnly {
 		v.fail(errReadOnly)
@@ -236,8 +236,8 @@ func (v *consoleRequest) logIn() {
 	http.Redirect(v.w, v.r, status.LoginURL, http.StatusSeeOther)
 }
 
-// doneTexts are the messages after an action, by its name in the query. No other text from the query
-// is shown.
+// doneTexts holds the notice after each action, by the action's name in the query. The page shows
+// no text from the query itself.
 var doneTexts = map[string]string{
 	"check":   "Checked just now.",
 	"restart": "Child processes restarted.",

@@ -179,7 +179,7 @@ type toolView struct {
 	Schema      string // input schema
 	Output      string // output schema, or empty
 	Clients     []string
-	Client      string // client whose decision is shown and who calls the tool
+	Client      string // client whose decision is shown, and as which the tool is called
 	Form        form
 	Risky       bool // not marked read-only, or marked destructive
 	Tried       *trial

@@ -14,8 +14,8 @@ type page struct {
 	// show returns the data of the template.
 	show func(*consoleRequest) (any, error)
 
-	// live returns a function that returns the changes since its last call; one per stream, called once
-	// a second. Nil for a static page.
+	// live is called once for each stream. It returns a function, called once a second, that returns
+	// the changes since its last call. live is nil for a static page.
 	live func(*consoleRequest) func() (patch, error)
 }
 
@@ -25,8 +25,8 @@ var pages = []page{
 	connectPage,
 }
 
-// An action handles a form of the console. It returns the URL to redirect to, or renders a page itself
-// and returns "".
+// An action handles a form of the console. It returns the URL to redirect to, or renders a page
+// itself and returns "".
 type action struct {
 	pattern string // path pattern
 	do      func(*consoleRequest) (next string, err error)

@@ -19,8 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// pageFixtures returns what the pages of servers, tools, conversations and connections show, with a text in all places
-// where clients and servers have one.
+// pageFixtures returns data for the pages of servers, tools, conversations and connections, with a
+// text in all places that clients and servers determine.
 func pageFixtures(text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	quoted, _ := json.Marshal(text)
@@ -105,30 +105,30 @@ func TestEmptyPagesOfServers(t *testing.T) {
 		{connectPage, newConnectView([]adminapi.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""),
 			"No gateway has an address"},
 	} {
-		page := rendered(t, v, tt.p, tt.data)
+		page := render(t, v, tt.p, tt.data)
 		skeleton(t, page)
 		if !strings.Contains(page, tt.want) {
-			t.Errorf("%s does not say %q:\n%s", tt.p.name, tt.want, page)
+			t.Errorf("page %s does not contain %q:\n%s", tt.p.name, tt.want, page)
 		}
 	}
 }
 
-// Who only may look gets no form that changes something.
+// Read-only pages have no forms that change something.
 func TestReadOnlyPages(t *testing.T) {
 	v := newTestRequest("/")
 	for _, readOnly := range []bool{false, true} {
 		v.ReadOnly = readOnly
 		for p, data := range pageFixtures("x") {
-			forms := strings.Count(rendered(t, v, *p, data), `method="post"`)
+			forms := strings.Count(render(t, v, *p, data), `method="post"`)
 			changes := !readOnly && (p == &serverPage || p == &toolPage)
 			if changes != (forms > 0) {
-				t.Errorf("read-only %v: the page %s has %d forms", readOnly, p.name, forms)
+				t.Errorf("read-only %v: page %s has %d forms", readOnly, p.name, forms)
 			}
 		}
 	}
 }
 
-// Who may change something can log in, and the page stands still although there is a new address each time.
+// Read-only pages have no login link. The link has no ticket, so that the page does not change.
 func TestLoginLink(t *testing.T) {
 	v := newTestRequest("/")
 	for _, v.ReadOnly = range []bool{false, true} {
@@ -136,7 +136,7 @@ func TestLoginLink(t *testing.T) {
 		for _, ticket := range []string{"1", "2"} {
 			s := adminapi.ServerStatus{Name: "a b", Login: &login.Status{State: "required"},
 				LoginURL: "https://gateway.test/login?ticket=" + ticket}
-			pages = append(pages, rendered(t, v, serverPage, newServerView(&s, nil, "")))
+			pages = append(pages, render(t, v, serverPage, newServerView(&s, nil, "")))
 		}
 		if links := strings.Contains(pages[0], `"/console/servers/a%20b/login"`); links == v.ReadOnly ||
 			pages[0] != pages[1] {
@@ -145,7 +145,7 @@ func TestLoginLink(t *testing.T) {
 	}
 }
 
-// It leads to the page of the gateway for that, with a ticket: for who may change something, and where it is needed.
+// The login link redirects to the login page of the gateway, with a ticket.
 func TestLogIn(t *testing.T) {
 	const gateway = `
 	mcp_gateway /far* {
@@ -181,17 +181,17 @@ func TestLogIn(t *testing.T) {
 	}
 }
 
-// What was done is said in words of the console, whatever the address has.
-func TestDoneWords(t *testing.T) {
+// Only the names of actions have a notice: the URL could contain any text.
+func TestNotices(t *testing.T) {
 	for _, did := range []string{"", "You won", "<b>", "Restart"} {
-		if got := newServerView(new(adminapi.ServerStatus), nil, did).Did; got != "" {
-			t.Errorf("%q says %q", did, got)
+		if got := newServerView(new(adminapi.ServerStatus), nil, did).Notice; got != "" {
+			t.Errorf("%q: notice %q, want none", did, got)
 		}
 	}
 	for _, a := range serverActions {
 		name := a.pattern[strings.LastIndexByte(a.pattern, '/')+1:]
-		if newServerView(new(adminapi.ServerStatus), nil, name).Did == "" {
-			t.Errorf("%s says nothing", name)
+		if newServerView(new(adminapi.ServerStatus), nil, name).Notice == "" {
+			t.Errorf("%s has no notice", name)
 		}
 	}
 }
@@ -200,7 +200,7 @@ func TestChangesOfManyTools(t *testing.T) {
 	changes := make([]adminapi.ToolChange, maxChanges+5)
 	changes = append(changes, adminapi.ToolChange{Server: "other"}, adminapi.ToolChange{Gateway: "other"})
 	if view := newServerView(new(adminapi.ServerStatus), changes, ""); len(view.Changes) != maxChanges || view.More != 5 {
-		t.Errorf("%d changes are shown, and %d are not", len(view.Changes), view.More)
+		t.Errorf("%d changes shown, %d more", len(view.Changes), view.More)
 	}
 }
 
@@ -227,14 +227,14 @@ func TestToolsFilter(t *testing.T) {
 			got = append(got, tool.Name)
 		}
 		if strings.Join(got, " ") != tt.want || view.Found != len(got) || view.Count != 3 {
-			t.Errorf("%+v finds %q", tt.asked, got)
+			t.Errorf("%+v: found %q, want %q", tt.asked, got, tt.want)
 		}
 		if got := fmt.Sprint(view.Sums); got != "[{a 2 100 5} {b 1 20 0}]" {
-			t.Errorf("the sums are %s", got)
+			t.Errorf("sums %s", got)
 		}
 	}
 	if got := newToolsView(listing, toolFilter{}).Share(toolRow{&listing.Tools[0]}); got != "30 %" {
-		t.Errorf("the share is %s", got)
+		t.Errorf("share %s", got)
 	}
 }
 
@@ -257,16 +257,16 @@ func TestRiskyTools(t *testing.T) {
 		"read_only destructive": true,
 	} {
 		if isRisky(annotations) != want {
-			t.Errorf("%q: %v", annotations, !want)
+			t.Errorf("%q: risky %v, want %v", annotations, !want, want)
 		}
 		view := buildToolView(&adminapi.ToolDetail{Annotations: annotations}, nil, "", nil)
-		page := rendered(t, newTestRequest("/"), toolPage, view)
+		page := render(t, newTestRequest("/"), toolPage, view)
 		if asks := strings.Contains(page, `name="sure" value="yes" required`); asks != want {
-			t.Errorf("%q: the form asks: %v", annotations, asks)
+			t.Errorf("%q: the form requires confirmation: %v", annotations, asks)
 		}
-		// Without a gateway, what is tried fails.
+		// Without a gateway, the call fails in any case.
 		if refused := strings.HasPrefix(view.try(newTestRequest("/")).Error, "Confirm"); refused != want {
-			t.Errorf("%q: a call of who is not sure is refused: %v", annotations, refused)
+			t.Errorf("%q: an unconfirmed call is refused: %v", annotations, refused)
 		}
 	}
 }
@@ -277,13 +277,13 @@ func TestRoutes(t *testing.T) {
 		route activity.Route
 		want  string
 	}{
-		{"all that is known", activity.Route{
+		{"a provider that reports usage", activity.Route{
 			BytesBefore: 8e6, BytesAfter: 4e6, TokensBefore: 2e6, TokensAfter: 5e5, Usage: activity.Usage{Input: 5e5,
 				Cached: 4e5}, Cost: 30, CostBefore: 120,
 		}, "2.0 M tokens, 500 k tokens, 25%, The model got 25 % of what clients sent, 80 %, 25 %"},
-		{"a provider that does not tell", activity.Route{BytesBefore: 8e6, BytesAfter: 4e6},
+		{"a provider that does not report usage", activity.Route{BytesBefore: 8e6, BytesAfter: 4e6},
 			"8.0 MB, 4.0 MB, 50%, The model got 50 % of what clients sent, –, –"},
-		{"nothing", activity.Route{}, "0 B, 0 B, 0%, The model got 0 % of what clients sent, –, –"},
+		{"no requests", activity.Route{}, "0 B, 0 B, 0%, The model got 0 % of what clients sent, –, –"},
 	} {
 		r := routeView{tt.route}
 		if got := strings.Join([]string{r.Before(), r.After(), r.Part(), r.Label(), r.Hits(), r.CostShare()},
@@ -293,10 +293,10 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// fences finds the code of a text in Markdown.
+// fences matches code blocks in Markdown.
 var fences = regexp.MustCompile("(?s)```[a-z]*\n(.*?)\n```")
 
-// What the console has people paste is what the documentation has, for each client that it has.
+// The console shows the settings of docs/clients.md for each client.
 func TestSettingsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/clients.md")
 	if err != nil {
@@ -324,14 +324,14 @@ func TestSettingsAreDocumented(t *testing.T) {
 			if !slices.ContainsFunc(fences.FindAllStringSubmatch(documented[settings.Name], -1), func(code []string) bool {
 				return strings.Contains("\n"+code[1], "\n"+settings.Code)
 			}) {
-				t.Errorf("docs/clients.md does not have for %s:\n%s", settings.Name, settings.Code)
+				t.Errorf("docs/clients.md has no such settings for %s:\n%s", settings.Name, settings.Code)
 			}
 			if asks := strings.Contains(settings.Code, "TOKEN"); asks != token && settings.Name != "Claude Desktop" {
-				t.Errorf("%s: a token is asked for: %v", settings.Name, asks)
+				t.Errorf("%s: settings have a token: %v", settings.Name, asks)
 			}
 		}
 		if !slices.Equal(got, names) {
-			t.Errorf("there are settings for %q, and docs/clients.md has %q", got, names)
+			t.Errorf("got settings for %q, docs/clients.md has %q", got, names)
 		}
 	}
 }
@@ -352,14 +352,14 @@ func TestSettingsForAnAddress(t *testing.T) {
 		}
 		for _, settings := range view.Clients {
 			if !strings.Contains(settings.Code, want) && settings.Name != "Claude Desktop" {
-				t.Errorf("%q: the settings of %s are %s", asked, settings.Name, settings.Code)
+				t.Errorf("%q: settings of %s: %s", asked, settings.Name, settings.Code)
 			}
 		}
 	}
 }
 
-// get returns a page of the console.
-func (s *served) get(path string) (int, string) {
+// get returns the status and text of a page of the console.
+func (s *site) get(path string) (int, string) {
 	s.Helper()
 	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+"/console"+path, nil)
 	if err != nil {
@@ -370,7 +370,7 @@ func (s *served) get(path string) (int, string) {
 }
 
 // send sends a form as a browser does.
-func (s *served) send(path string, values url.Values) (*http.Response, string) {
+func (s *site) send(path string, values url.Values) (*http.Response, string) {
 	s.Helper()
 	values.Set("token", s.token(http.Header{}))
 	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console"+path,
@@ -382,7 +382,7 @@ func (s *served) send(path string, values url.Values) (*http.Response, string) {
 	return s.do(r)
 }
 
-// oddGateway is a gateway beside the usual one, with rules, and with a name that has to be escaped.
+// oddGateway adds a gateway with rules and a name that must be escaped.
 const oddGateway = `mcp_console
 	mcp_gateway /odd* {
 		name "odd & <b>50%</b>"
@@ -401,7 +401,7 @@ const oddGateway = `mcp_console
 		server dead http://127.0.0.1:1/mcp
 	}`
 
-// The pages show what a running gateway has.
+// TestPagesOfAGateway checks pages with the data of a running gateway.
 func TestPagesOfAGateway(t *testing.T) {
 	s := serve(t, oddGateway)
 	odd := url.Values{"gateway": {"odd & <b>50%</b>"}}.Encode()
@@ -413,13 +413,14 @@ func TestPagesOfAGateway(t *testing.T) {
 	}{
 		{"tools of all gateways", "/tools", 200, []string{"of the gateway", "sample__echo",
 			"dead</a> could not list its tools"}, "<b>50%"},
-		{"tools of one", "/tools?q=image&" + odd, 200, []string{"sample__read_image", "no client"}, "sample__echo</bdi>"},
+		{"tools of one gateway", "/tools?q=image&" + odd, 200, []string{"sample__read_image", "no client"},
+			"sample__echo</bdi>"},
 		{"tools of a client", "/tools?client=alice&" + odd, 200, []string{"sample__echo"}, "sample__read_image</bdi>"},
 		{"an unknown client", "/tools?client=stranger", 404, []string{"stranger"}, ""},
 		{"a tool", "/tools/sample__echo?" + odd, 200, []string{`name="argument.text"`, "<code>text</code>"}, ""},
-		{"a tool with arguments that another site has filled in", "/tools/sample__echo?argument.text=evil&arguments=evil&" +
+		{"arguments in the URL", "/tools/sample__echo?argument.text=evil&arguments=evil&" +
 			odd, 200, []string{`name="argument.text"`}, "evil"},
-		{"a tool that has to be confirmed", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`,
+		{"a tool that needs confirmation", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`,
 			"sample::echo"}, ""},
 		{"a tool that a client may not use", "/tools/sample__read_image?client=alice&" + odd, 200,
 			[]string{`badge bad">deny`, "does not see the tool"}, ""},
@@ -441,14 +442,14 @@ func TestPagesOfAGateway(t *testing.T) {
 			}
 			for _, want := range tt.want {
 				if !strings.Contains(page, want) {
-					t.Errorf("%q is missing in %s", want, page)
+					t.Errorf("no %q in %s", want, page)
 				}
 			}
 		})
 	}
 }
 
-// What is done with a server is done by the admin API, and said on the page that follows.
+// Actions on servers use the admin API, and the next page shows the outcome.
 func TestServerActions(t *testing.T) {
 	s := serve(t, oddGateway)
 	const name = "odd & <b>50%</b>"
@@ -484,11 +485,11 @@ func TestServerActions(t *testing.T) {
 		})
 	}
 	if lines := s.logged(`"action":"refresh"`); len(lines) != 1 || !strings.Contains(lines[0], `"mcp_server":"sample"`) {
-		t.Errorf("in the log: %q", lines)
+		t.Errorf("logged %q", lines)
 	}
 }
 
-// A tool is called once, and both results are shown.
+// The page of a tool calls it once, and shows the result before and after masking.
 func TestTryATool(t *testing.T) {
 	s := serve(t, oddGateway)
 	const name = "odd & <b>50%</b>"
@@ -499,12 +500,13 @@ func TestTryATool(t *testing.T) {
 	}{
 		{"a text", "sample__echo", url.Values{"argument.text": {"<i>hi</i>\r\nyou"}, "sure": {"yes"}},
 			"&lt;i&gt;hi&lt;/i&gt;\nyou</div>", "<i>"},
-		{"what was entered stays", "sample__echo", url.Values{"argument.text": {"\r\nsecond"}, "sure": {"yes"}},
+		{"the form keeps the values", "sample__echo", url.Values{"argument.text": {"\r\nsecond"}, "sure": {"yes"}},
 			"\n\nsecond</textarea>", ""},
 		{"a long result", "sample__read_log", url.Values{"sure": {"yes"}}, `As the server sent it`, ""},
-		{"as a client that may not", "sample__read_image", url.Values{"client": {"alice"}, "sure": {"yes"}}, `role="alert"`,
+		{"a client that may not use the tool", "sample__read_image", url.Values{"client": {"alice"}, "sure": {"yes"}},
+			`role="alert"`,
 			"As the agent gets it"},
-		{"a tool that only reads, without being sure", "sample__echo", url.Values{"argument.text": {"x"}}, "x</div>",
+		{"a read-only tool without confirmation", "sample__echo", url.Values{"argument.text": {"x"}}, "x</div>",
 			`role="alert"`},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
@@ -522,7 +524,7 @@ func TestTryATool(t *testing.T) {
 	}
 }
 
-// A page of servers that was patched is what a fresh page is.
+// A patched page of servers is equal to a fresh one.
 func TestServersAreKeptUpToDate(t *testing.T) {
 	s := serve(t, oddGateway)
 	for _, tt := range []struct {
@@ -540,7 +542,7 @@ func TestServersAreKeptUpToDate(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return rendered(t, v, page{name: tt.p.name}, data)
+			return render(t, v, page{name: tt.p.name}, data)
 		}
 		current, next := read(), tt.p.live(v)
 		if _, err := next(); err != nil {
@@ -551,11 +553,11 @@ func TestServersAreKeptUpToDate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := patched(t, current, change), patched(t, read(), patch{}); !change.Reload && got != want {
-			t.Errorf("%s: the page is %s\nwant %s", tt.path, got, want)
+		if got, want := applyPatch(t, current, change), applyPatch(t, read(), patch{}); !change.Reload && got != want {
+			t.Errorf("%s: got %s\nwant %s", tt.path, got, want)
 		}
 		if change.isEmpty() {
-			t.Errorf("%s: nothing has changed", tt.path)
+			t.Errorf("%s: got no change", tt.path)
 		}
 	}
 }

@@ -15,9 +15,9 @@ var patchable = []string{
 	"class", "d", "width", "height", "x", "y", "points", "title", "aria-label", "value", "datetime",
 }
 
-// liveSnapshots returns the live function of a page. It renders the page again and compares the texts
-// and attributes of elements with an id. If anything else differs, the page is reloaded. So a patched
-// page always equals a fresh one.
+// liveSnapshots returns the live function of a page. It renders the page again and compares the
+// texts and attributes of elements with an id. If anything else differs, the browser must reload
+// the page. So a patched page always equals a fresh one.
 func liveSnapshots(name string, show func(*consoleRequest) (any, error)) func(*consoleRequest) func() (patch, error) {
 	return func(v *consoleRequest) func() (patch, error) {
 		var before *snapshot
@@ -76,7 +76,7 @@ func (m *snapshot) since(before *snapshot) patch {
 func readSnapshot(rendered io.Reader) (*snapshot, error) {
 	read := &snapshot{text: map[string]string{}, set: map[string]map[string]string{}}
 	shape := fnv.New64a()
-	same := func(parts ...string) {
+	addShape := func(parts ...string) {
 		for _, part := range parts {
 			_, _ = io.WriteString(shape, part+"\x00")
 		}
@@ -97,15 +97,15 @@ func readSnapshot(rendered io.Reader) (*snapshot, error) {
 			if leaf != "" {
 				read.text[leaf] = token.Data
 			} else {
-				same(token.Data)
+				addShape(token.Data)
 			}
 			continue
 		case html.StartTagToken, html.SelfClosingTagToken:
-			if text, mixed := read.text[leaf]; mixed { // it has more than text
-				same(text)
+			if text, mixed := read.text[leaf]; mixed { // the element also contains another element
+				addShape(text)
 				delete(read.text, leaf)
 			}
-			leaf = read.element(token, same)
+			leaf = read.element(token, addShape)
 			if kind == html.StartTagToken && leaf != "" && !isVoid(token.Data) {
 				continue
 			}
@@ -113,22 +113,22 @@ func readSnapshot(rendered io.Reader) (*snapshot, error) {
 			if _, full := read.text[leaf]; leaf != "" && !full {
 				read.text[leaf] = ""
 			}
-			same("/", token.Data)
+			addShape("/", token.Data)
 		}
 		leaf = ""
 	}
 }
 
 // element reads a start tag and returns its id.
-func (m *snapshot) element(tag html.Token, same func(...string)) (id string) {
-	same(tag.Data)
+func (m *snapshot) element(tag html.Token, addShape func(...string)) (id string) {
+	addShape(tag.Data)
 	if i := slices.IndexFunc(tag.Attr, func(a html.Attribute) bool { return a.Key == "id" }); i >= 0 {
 		id = tag.Attr[i].Val
 	}
 	for _, attribute := range tag.Attr {
-		same(attribute.Key)
+		addShape(attribute.Key)
 		if id == "" || !slices.Contains(patchable, attribute.Key) {
-			same(attribute.Val)
+			addShape(attribute.Val)
 			continue
 		}
 		if m.set[id] == nil {

@@ -32,7 +32,7 @@ type consoleRequest struct {
 // userKey is the context key of the user's name.
 type userKey struct{}
 
-// newRequest returns the request of an admitted request.
+// newRequest returns the consoleRequest for an admitted HTTP request.
 func (h *Handler) newRequest(w http.ResponseWriter, r *http.Request) *consoleRequest {
 	user, _ := r.Context().Value(userKey{}).(string)
 	readOnly := user != ""
@@ -46,7 +46,7 @@ func (h *Handler) newRequest(w http.ResponseWriter, r *http.Request) *consoleReq
 	return &consoleRequest{h: h, w: w, r: r, User: user, ReadOnly: readOnly, Token: h.token(user, r.Host)}
 }
 
-// newMux returns the routes of the console.
+// newMux returns a mux with all routes of the console.
 func (h *Handler) newMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	handle := func(method, pattern string, serve func(*consoleRequest)) {
@@ -70,8 +70,8 @@ func (h *Handler) newMux() *http.ServeMux {
 	return mux
 }
 
-// Link returns the URL of a console path, such as /servers/files, with a query of name and value pairs;
-// empty values are left out. Link escapes the query; escape the path with url.PathEscape.
+// Link returns the URL of a console path, such as /servers/files, with a query of name and value
+// pairs; empty values are left out. Link escapes the query; escape the path with url.PathEscape.
 func (v *consoleRequest) Link(path string, query ...string) string {
 	values := url.Values{}
 	for i := 0; i+1 < len(query); i += 2 {
@@ -142,7 +142,7 @@ var errReadOnly = httpError(http.StatusForbidden, "the console is read-only; see
 // maxForm is the size limit of a form in bytes, as in the admin API.
 const maxForm = 2 << 20
 
-// act runs the action of a form.
+// act runs the action of a posted form.
 func (v *consoleRequest) act(a action) {
 	next, err := "", v.readForm()
 	if err == nil {
@@ -156,8 +156,8 @@ func (v *consoleRequest) act(a action) {
 	}
 }
 
-// readForm reads the form of an action. It rejects forms that were not sent by a page of the console
-// for the same user.
+// readForm reads the form of an action. It rejects forms that were not sent by a page of the
+// console for the same user.
 func (v *consoleRequest) readForm() error {
 	switch kind, _, _ := mime.ParseMediaType(v.r.Header.Get("Content-Type")); {
 	case v.ReadOnly:

@@ -20,15 +20,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// newTestRequest returns a request of a path of the console.
+// newTestRequest returns a request for a path of the console.
 func newTestRequest(path string) *consoleRequest {
 	h := &Handler{Path: "/console", Price: 3, Currency: "$"}
 	return &consoleRequest{h: h, w: httptest.NewRecorder(), r: httptest.NewRequest(http.MethodGet, path, nil),
 		Token: "secret"}
 }
 
-// rendered returns a page.
-func rendered(t *testing.T, v *consoleRequest, p page, data any) string {
+// render returns a page as HTML.
+func render(t *testing.T, v *consoleRequest, p page, data any) string {
 	t.Helper()
 	var b bytes.Buffer
 	if err := templates.ExecuteTemplate(&b, p.name, layoutData{v, &p, data}); err != nil {
@@ -37,7 +37,8 @@ func rendered(t *testing.T, v *consoleRequest, p page, data any) string {
 	return b.String()
 }
 
-// fixtures returns what each page shows, with a text in all places where clients and servers have one.
+// fixtures returns data for all pages, with a text in every place that clients and servers
+// determine.
 func fixtures(v *consoleRequest, text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	sums := activity.Sums{Calls: 7, Failed: 1, Received: 52310, Sent: 4200, CutChars: 48310}
@@ -110,23 +111,23 @@ func skeleton(t *testing.T, rendered string) (all []string) {
 				t.Errorf("<%s> has %s, which the security policy forbids", node.Data, a.Key)
 			case slices.Contains([]string{"href", "src", "action", "formaction"}, a.Key) && !strings.HasPrefix(a.Val,
 				"/console/") && !strings.HasPrefix(a.Val, "#"):
-				t.Errorf("<%s> leads to %s", node.Data, a.Val)
+				t.Errorf("<%s> links to %s", node.Data, a.Val)
 			}
 		}
 		if node.Data == "style" || node.Data == "script" && node.FirstChild != nil {
-			t.Errorf("the page has a <%s> in it, which the security policy forbids", node.Data)
+			t.Errorf("the page has an inline <%s>, which the security policy forbids", node.Data)
 		}
 		all = append(all, element)
 	}
 	return all
 }
 
-// TestHostileTexts has no text of a client or a server become an element or an attribute.
+// TestHostileTexts checks that no text of a client or server becomes an element or attribute.
 func TestHostileTexts(t *testing.T) {
 	v := newTestRequest("/calls/7")
 	plain, tokens := map[string][]string{}, map[string]int{}
 	for p, data := range fixtures(v, "plain") {
-		page := rendered(t, v, *p, data)
+		page := render(t, v, *p, data)
 		plain[p.name], tokens[p.name] = skeleton(t, page), strings.Count(page, v.Token)
 	}
 	for _, text := range []string{
@@ -137,23 +138,23 @@ func TestHostileTexts(t *testing.T) {
 		strings.Repeat("w", 5000), strings.Repeat("<", 2000),
 	} {
 		for p, data := range fixtures(v, text) {
-			page := rendered(t, v, *p, data)
+			page := render(t, v, *p, data)
 			if got := skeleton(t, page); !slices.Equal(got, plain[p.name]) {
-				t.Errorf("the page %s has other elements with %.60q in it:\n%s", p.name, text, page)
+				t.Errorf("page %s has other elements with %.60q:\n%s", p.name, text, page)
 			}
 			if text == `{{.Request.Token}}` && strings.Count(page, v.Token) != tokens[p.name] {
-				t.Errorf("the page %s runs templates in texts", p.name)
+				t.Errorf("page %s executes templates in texts", p.name)
 			}
 		}
 	}
 }
 
-// TestOverviewOfStore has the overview say how the store is.
+// TestOverviewOfStore checks how the overview shows the state of the store.
 func TestOverviewOfStore(t *testing.T) {
 	const address, cause = "redis://127.0.0.1:6379", "connection refused"
 	overview := func(store *mcpstore.Status) string {
 		now := adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}, Store: store}
-		return rendered(t, newTestRequest("/"), overviewPage, newOverview(now, adminapi.Savings{}, nil, "", time.Now()))
+		return render(t, newTestRequest("/"), overviewPage, newOverview(now, adminapi.Savings{}, nil, "", time.Now()))
 	}
 	without := overview(nil)
 	up := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true})
@@ -177,7 +178,7 @@ func TestOverviewOfStore(t *testing.T) {
 	}
 }
 
-// TestEmptyPages has pages say what to do if there is nothing yet.
+// TestEmptyPages checks that empty pages say what to do.
 func TestEmptyPages(t *testing.T) {
 	v := newTestRequest("/")
 	none := newOverview(adminapi.Overview{}, adminapi.Savings{}, nil, "", time.Now())
@@ -194,21 +195,21 @@ func TestEmptyPages(t *testing.T) {
 		{callsPage, &calls{Blank: callRow(v, new(activity.Call)), Any: true}, []string{"No matching calls"}},
 		{callPage, newCallView(new(activity.Call), nil), []string{"record on"}},
 	} {
-		page := rendered(t, v, test.p, test.data)
+		page := render(t, v, test.p, test.data)
 		skeleton(t, page)
 		for _, want := range test.want {
 			if !strings.Contains(page, want) {
-				t.Errorf("the empty page %s does not say %q:\n%s", test.p.name, want, page)
+				t.Errorf("empty page %s does not contain %q:\n%s", test.p.name, want, page)
 			}
 		}
 	}
-	if strings.Contains(rendered(t, v, overviewPage, none), "about") {
-		t.Error("without a price, the page shows money")
+	if strings.Contains(render(t, v, overviewPage, none), "about") {
+		t.Error("the page shows money without a price")
 	}
 }
 
-// patched returns a page after a patch, as console.js applies it.
-func patched(t *testing.T, page string, p patch) string {
+// applyPatch returns a page after a patch, as console.js applies it.
+func applyPatch(t *testing.T, page string, p patch) string {
 	t.Helper()
 	root, err := html.Parse(strings.NewReader(page))
 	if err != nil {
@@ -242,7 +243,7 @@ func patched(t *testing.T, page string, p patch) string {
 	return b.String()
 }
 
-// TestOverviewIsKeptUpToDate has a page that was patched be what a fresh page is.
+// TestOverviewIsKeptUpToDate checks that a patched page is equal to a fresh one.
 func TestOverviewIsKeptUpToDate(t *testing.T) {
 	v := newTestRequest("/")
 	add := func(received int64) {
@@ -258,12 +259,12 @@ func TestOverviewIsKeptUpToDate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return rendered(t, v, page{name: "overview"}, data)
+		return render(t, v, page{name: "overview"}, data)
 	}
 	add(1000)
 	current, next := read(), overviewPage.live(v)
 	for i := range 20 {
-		add(int64(1000 * i)) // also of a tool that is new, and of one that comes first
+		add(int64(1000 * i)) // some calls are of a new tool, and some change the order of the tools
 		for {
 			fresh := read()
 			change, err := next()
@@ -271,23 +272,22 @@ func TestOverviewIsKeptUpToDate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if change.Reload {
-				t.Fatalf("after %d calls, the page is to be loaded again", i)
+				t.Fatalf("after %d calls, the page needs a reload", i)
 			}
-			current = patched(t, current, change)
+			current = applyPatch(t, current, change)
 			if read() != fresh {
-				continue // the rate of calls, say, is another one by now
+				continue // something else changed meanwhile, such as the rate of calls
 			}
-			if want := patched(t, fresh, patch{}); current != want {
-				t.Fatalf("the page is %s\nwant %s", current, want)
+			if want := applyPatch(t, fresh, patch{}); current != want {
+				t.Fatalf("got %s\nwant %s", current, want)
 			}
 			break
 		}
 	}
 }
 
-// TestCallsAreKeptUpToDate has the stream of calls add the rows that a fresh page has, each of them once, and only
-// those
-// that fit.
+// TestCallsAreKeptUpToDate checks that the stream of calls adds each matching row of a fresh page
+// once.
 func TestCallsAreKeptUpToDate(t *testing.T) {
 	add := func(client, outcome string) {
 		activity.Process.Add(&activity.Call{Gateway: "local", Client: client, Server: "files", Method: "tools/call",
@@ -322,47 +322,47 @@ func TestCallsAreKeptUpToDate(t *testing.T) {
 		}
 		want := show(path).Rows
 		if rows = rows[:min(len(rows), shownCalls)]; !reflect.DeepEqual(rows, want) {
-			t.Errorf("%s has the rows %+v, want %+v", live, rows, want)
+			t.Errorf("%s: rows %+v, want %+v", live, rows, want)
 		}
 		if change, err := next(); err != nil || !change.isEmpty() {
-			t.Errorf("%s: without calls, %+v has changed (%v)", live, change, err)
+			t.Errorf("%s: without calls: change %+v, %v", live, change, err)
 		}
 	}
 
 	failed := show("/calls?client=zoe&outcome=failed")
 	for _, row := range failed.Rows {
 		if row.Class != "bad" || row.Cells[1] != "zoe" || row.Cells[4] != "error" {
-			t.Errorf("%+v does not fit", row)
+			t.Errorf("%+v does not match the filter", row)
 		}
 	}
 	if len(failed.Rows) == 0 {
-		t.Error("no call fits")
+		t.Error("no call matches the filter")
 	}
 	if other := show("/calls?gateway=other&server=files"); len(other.Rows) > 0 {
-		t.Errorf("calls of another gateway fit: %+v", other.Rows)
+		t.Errorf("calls of another gateway match: %+v", other.Rows)
 	}
 	for _, filter := range failed.Filters {
 		want := map[string]string{"gateway": "local", "client": "zoe", "server": "files", "tool": "read",
 			"outcome": "failed"}[filter.Name]
 		if !slices.Contains(filter.Values, want) || !slices.IsSorted(filter.Values) {
-			t.Errorf("%s can be one of %q, want %q, too", filter.Name, filter.Values, want)
+			t.Errorf("filter %s offers %q, want %q among them", filter.Name, filter.Values, want)
 		}
 	}
 }
 
-// TestAnswerTexts reads results of all methods as an agent does.
-func TestAnswerTexts(t *testing.T) {
+// TestResultTexts checks the texts of results of all methods.
+func TestResultTexts(t *testing.T) {
 	for _, test := range []struct{ name, result, want string }{
-		{"nothing", ``, ""},
-		{"a tool", `{"content":[{"type":"text","text":"a"},{"type":"image","mimeType":"image/png","data":"AAAA"},` +
+		{"no result", ``, ""},
+		{"a tool result", `{"content":[{"type":"text","text":"a"},{"type":"image","mimeType":"image/png","data":"AAAA"},` +
 			`{"type":"resource","resource":{"uri":"x","text":"b"}}]}`, "a|image, image/png, 3 B|b"},
 		{"a prompt", `{"messages":[{"role":"user","content":{"type":"text","text":"a"}}]}`, "a"},
 		{"a resource", `{"contents":[{"uri":"x","text":"a"},{"uri":"y","mimeType":"application/pdf","blob":"AAAA"}]}`,
 			"a|application/pdf, 3 B"},
 		{"an error", `{"code":-32000,"message":"no"}`, "error: no"},
-		{"one that was too long to be kept", `"{\"content\": … (90000 bytes)"`,
+		{"a truncated result", `"{\"content\": … (90000 bytes)"`,
 			`the beginning of the result: {"content": … (90000 bytes)`},
-		{"one of another form", `{"content":7}`, ""},
+		{"an unexpected form", `{"content":7}`, ""},
 	} {
 		var got []string
 		for _, text := range resultTexts(json.RawMessage(test.result)) {
@@ -381,7 +381,7 @@ func TestAnswerTexts(t *testing.T) {
 	}
 }
 
-// TestDifferences has what cannot be patched be loaded again, and nothing else.
+// TestDifferences checks that a patch has all differences it can, and otherwise reloads the page.
 func TestDifferences(t *testing.T) {
 	const page = `<main id="main" class="a"><p id="text">old</p><p id="mixed">a <b>b</b></p><input id="in" ` +
 		`value="1">after<path id="p" d="M0"/><i id="none"></i><p class="x">fixed</p></main>`
@@ -397,21 +397,21 @@ func TestDifferences(t *testing.T) {
 		name, old, new string
 		want           patch
 	}{
-		{"nothing", "", "", patch{}},
+		{"no change", "", "", patch{}},
 		{"a text", "old", "new &amp; <", patch{Text: map[string]string{"text": "new & <"}}},
-		{"a text that was empty", `"none"></i>`, `"none">x</i>`, patch{Text: map[string]string{"none": "x"}}},
+		{"an empty text", `"none"></i>`, `"none">x</i>`, patch{Text: map[string]string{"none": "x"}}},
 		{"an attribute", `"M0"`, `"M1"`, patch{Set: map[string]map[string]string{"p": {"d": "M1"}}}},
-		{"an attribute of an element without an end", `value="1"`, `value="2"`,
+		{"an attribute of a void element", `value="1"`, `value="2"`,
 			patch{Set: map[string]map[string]string{"in": {"value": "2"}}}},
 		{"a class", `class="a"`, `class="b"`, patch{Set: map[string]map[string]string{"main": {"class": "b"}}}},
-		{"a text beside elements", "a <b>", "c <b>", patch{Reload: true}},
+		{"a text next to elements", "a <b>", "c <b>", patch{Reload: true}},
 		{"a text of an element without an id", "fixed", "moved", patch{Reload: true}},
 		{"a class of an element without an id", `class="x"`, `class="y"`, patch{Reload: true}},
-		{"a text behind an element without an end", "after", "later", patch{Reload: true}},
+		{"a text after a void element", "after", "later", patch{Reload: true}},
 		{"an element in a text", "old", "<b>old</b>", patch{Reload: true}},
 		{"an id", `id="text"`, `id="other"`, patch{Reload: true}},
-		{"an attribute that is new", `id="p"`, `id="p" x="1"`, patch{Reload: true}},
-		{"an element that is gone", `<i id="none"></i>`, "", patch{Reload: true}},
+		{"a new attribute", `id="p"`, `id="p" x="1"`, patch{Reload: true}},
+		{"a removed element", `<i id="none"></i>`, "", patch{Reload: true}},
 	} {
 		got := read(strings.Replace(page, test.old, test.new, 1)).since(read(page))
 		if len(got.Text) == 0 {

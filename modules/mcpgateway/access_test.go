@@ -26,31 +26,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 )
 
-// A witness is a server that records the requests it gets.
-type witness struct {
+// A recordingServer is an MCP server that records its requests.
+type recordingServer struct {
 	address string
 
 	mu  sync.Mutex
-	got []witnessed
+	got []receivedRequest
 }
 
-// witnessed is a request as the server received it.
-type witnessed struct {
+// A receivedRequest is a request as a server received it.
+type receivedRequest struct {
 	method, uri, body string
 	header            http.Header
 }
 
-func (w witnessed) is(method string) bool {
+func (w receivedRequest) is(method string) bool {
 	return strings.Contains(w.body, `"method":"`+method+`"`)
 }
 
-// newWitness returns a server that responds with answer, by default with an empty result.
-func newWitness(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, got witnessed)) *witness {
+// newRecordingServer starts a server that responds with answer, by default with an empty result.
+func newRecordingServer(
+	t *testing.T, answer func(w http.ResponseWriter, r *http.Request, got receivedRequest),
+) *recordingServer {
 	t.Helper()
-	s := new(witness)
+	s := new(recordingServer)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		got := witnessed{r.Method, r.URL.RequestURI(), string(body), r.Header.Clone()}
+		got := receivedRequest{r.Method, r.URL.RequestURI(), string(body), r.Header.Clone()}
 		s.mu.Lock()
 		s.got = append(s.got, got)
 		s.mu.Unlock()
@@ -58,7 +60,7 @@ func newWitness(t *testing.T, answer func(w http.ResponseWriter, r *http.Request
 			answer(w, r, got)
 			return
 		}
-		says(w, got, `{}`)
+		respond(w, got, `{}`)
 	}))
 	t.Cleanup(func() {
 		upstream.CloseClientConnections()
@@ -68,8 +70,8 @@ func newWitness(t *testing.T, answer func(w http.ResponseWriter, r *http.Request
 	return s
 }
 
-// says responds to a request with a result, and to other messages with an empty body.
-func says(w http.ResponseWriter, got witnessed, result string) {
+// respond responds to a request with a result, and to other messages with an empty body.
+func respond(w http.ResponseWriter, got receivedRequest, result string) {
 	var m jsonrpc.Message
 	if m.Read([]byte(got.body)) != nil || !m.IsRequest() {
 		w.WriteHeader(http.StatusAccepted)
@@ -79,18 +81,18 @@ func says(w http.ResponseWriter, got witnessed, result string) {
 	_, _ = w.Write(jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte(result)))
 }
 
-// saw returns the requests that the server received.
-func (s *witness) saw() []witnessed {
+// requests returns the requests that the server received.
+func (s *recordingServer) requests() []receivedRequest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.got)
 }
 
-// line returns the server as part of a configuration.
-func (s *witness) line(name string) string { return serverOf(name, proxyTo("", s.address)) }
+// config returns the server for a configuration.
+func (s *recordingServer) config(name string) string { return serverOf(name, proxyTo("", s.address)) }
 
-// posting returns a POST request with a message and headers in pairs.
-func posting(path, message string, headers ...string) *http.Request {
+// newPost returns a POST request with a message. headers are pairs of name and value.
+func newPost(path, message string, headers ...string) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "http://localhost"+path, strings.NewReader(message))
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Accept", "application/json, text/event-stream")
@@ -100,24 +102,24 @@ func posting(path, message string, headers ...string) *http.Request {
 	return r
 }
 
-// serves returns the response of a gateway to a request.
-func serves(t *testing.T, h *Handler, r *http.Request) *httptest.ResponseRecorder {
+// serve returns the response of a gateway to a request.
+func serve(t *testing.T, h *Handler, r *http.Request) *httptest.ResponseRecorder {
 	t.Helper()
-	return servesUser(t, h, "", r)
+	return serveAs(t, h, "", r)
 }
 
-// servesUser returns the response of a gateway to a request of a user that Caddy has authenticated.
-func servesUser(t *testing.T, h *Handler, user string, r *http.Request) *httptest.ResponseRecorder {
+// serveAs returns the response of a gateway to a request of a user authenticated by Caddy.
+func serveAs(t *testing.T, h *Handler, user string, r *http.Request) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	if err := h.ServeHTTP(w, prepared(r, w, user), nil); err != nil {
+	if err := h.ServeHTTP(w, prepareRequest(r, w, user), nil); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
-// prepared returns a request as the gateway gets it from Caddy.
-func prepared(r *http.Request, w http.ResponseWriter, user string) *http.Request {
+// prepareRequest returns a request as the gateway gets it from Caddy.
+func prepareRequest(r *http.Request, w http.ResponseWriter, user string) *http.Request {
 	repl := caddy.NewReplacer()
 	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
 	if user != "" {
@@ -127,14 +129,14 @@ func prepared(r *http.Request, w http.ResponseWriter, user string) *http.Request
 	return r
 }
 
-// single are the endpoints of server a.
+// single lists the endpoints of server a.
 var single = []string{"/mcp/a", "/api/mcp-gateway/a/rpc"}
 
-// session starts a session at /mcp and returns its header value.
-func session(t *testing.T, h *Handler, headers ...string) string {
+// startSession starts a session at /mcp and returns its header value.
+func startSession(t *testing.T, h *Handler, headers ...string) string {
 	t.Helper()
-	w := serves(t, h,
-		posting("/mcp",
+	w := serve(t, h,
+		newPost("/mcp",
 			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
 				`"clientInfo":{"name":"x","version":"1"}}}`, headers...))
 	id := w.Header().Get(mcp.SessionHeader)
@@ -144,24 +146,24 @@ func session(t *testing.T, h *Handler, headers ...string) string {
 	return id
 }
 
-// denies returns the part of a configuration that denies the patterns to all clients.
-func denies(patterns ...string) string {
+// denyRules returns the part of a configuration that denies patterns to all clients.
+func denyRules(patterns ...string) string {
 	text, _ := json.Marshal(patterns)
 	return `"clients":[{"name":"*","rules":[{"action":"deny","patterns":` + string(text) + `}]}],`
 }
 
-func TestOnlyWhatIsPostedIsAMessage(t *testing.T) { // A54, A55
-	server := newWitness(t, nil)
-	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
+func TestBodiesOfGETAndDELETE(t *testing.T) { // A54, A55
+	server := newRecordingServer(t, nil)
+	h := adaptGateway(t, `{`+denyRules("a::secret")+`"servers":[`+server.config("a")+`]}`)
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
 		for _, path := range []string{"/mcp/a", "/mcp"} {
 			t.Run(method+" "+path, func(t *testing.T) {
-				before := len(server.saw())
-				r := posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"secret"}}`, "Content-Encoding",
-					"identity")
+				before := len(server.requests())
+				r := newPost(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"secret"}}`,
+					"Content-Encoding", "identity")
 				r.Method = method
-				serves(t, h, r)
-				for _, got := range server.saw()[before:] {
+				serve(t, h, r)
+				for _, got := range server.requests()[before:] {
 					if got.body != "" && got.is("tools/call") {
 						t.Errorf("the server got %s", got.body)
 					}
@@ -169,7 +171,7 @@ func TestOnlyWhatIsPostedIsAMessage(t *testing.T) { // A54, A55
 						t.Errorf("the server got %v", got.header)
 					}
 				}
-				if path == "/mcp/a" && len(server.saw()) != before+1 {
+				if path == "/mcp/a" && len(server.requests()) != before+1 {
 					t.Error("the server got no request")
 				}
 			})
@@ -183,7 +185,7 @@ var unreadable = map[string]string{
 	"a tool in an object":   `"method":"tools/call","params":{"name":{"name":"secret"}}`,
 	"a tool that is null":   `"method":"tools/call","params":{"name":null}`,
 	"a tool without a name": `"method":"tools/call","params":{"arguments":{"name":"secret"}}`,
-	"a tool by its place":   `"method":"tools/call","params":["secret",{}]`,
+	"a tool by position":    `"method":"tools/call","params":["secret",{}]`,
 	"a prompt in a list":    `"method":"prompts/get","params":{"name":["secret"]}`,
 	"a resource in a list":  `"method":"resources/read","params":{"uri":["file:///secret/x"]}`,
 	"two references": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"secret",` +
@@ -194,30 +196,30 @@ var unreadable = map[string]string{
 		`"name":["secret"]},"argument":{"name":"a","value":""}}`,
 }
 
-func TestWhatNobodyCanKnowIsNotPassedOn(t *testing.T) { // A54, A55, A64
+func TestAmbiguousTargetsAreRefused(t *testing.T) { // A54, A55, A64
 	for name, guard := range map[string]string{
-		"rules":     denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/"),
+		"rules":     denyRules("a::secret", "prompt:a::secret", "resource:a::file:///secret/"),
 		"a rate":    `"rates":[{"tools":"a::secret","requests":1,"per":"1h"}],`,
 		"pin_tools": `"pin_tools":true,`,
 	} {
-		server := newWitness(t, nil)
-		h := storedGateway(t, t.TempDir(), `{`+guard+`"servers":[`+server.line("a")+`]}`)
+		server := newRecordingServer(t, nil)
+		h := storedGateway(t, t.TempDir(), `{`+guard+`"servers":[`+server.config("a")+`]}`)
 		for what, message := range unreadable {
 			for _, path := range single {
 				t.Run(name+": "+what+" at "+path, func(t *testing.T) {
-					w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,`+message+`}`))
-					if w.Code < 400 || len(server.saw()) > 0 {
-						t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw())
+					w := serve(t, h, newPost(path, `{"jsonrpc":"2.0","id":1,`+message+`}`))
+					if w.Code < 400 || len(server.requests()) > 0 {
+						t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.requests())
 					}
 				})
 			}
 		}
 	}
-	t.Run("nothing", func(t *testing.T) {
-		server := newWitness(t, nil)
-		h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
+	t.Run("nothing that depends on the target", func(t *testing.T) {
+		server := newRecordingServer(t, nil)
+		h := adaptGateway(t, `{"servers":[`+server.config("a")+`]}`)
 		for what, message := range unreadable {
-			if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,`+message+`}`)); w.Code != http.StatusOK {
+			if w := serve(t, h, newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,`+message+`}`)); w.Code != http.StatusOK {
 				t.Errorf("%s: %d %s", what, w.Code, w.Body)
 			}
 		}
@@ -233,22 +235,22 @@ var lookAlikes = map[string]string{
 	"a URI":    `"method":"resources/read","params":{"uri":"file:///public/x","URI":"file:///secret/x"}`,
 	"a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
 		`"Ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
-	"a second": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
+	"a second reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
 		`"ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
-	"its name": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},` +
+	"the name of a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},` +
 		`"argument":{"name":"a","value":""}}`,
 }
 
-func TestNamesInOtherLettersAreNotPassedOn(t *testing.T) { // A54, A55
-	server := newWitness(t, nil)
+func TestMembersInAnotherCaseAreRefused(t *testing.T) { // A54, A55
+	server := newRecordingServer(t, nil)
 	h := adaptGateway(t,
-		`{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+		`{`+denyRules("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.config("a")+`]}`)
 	for what, message := range lookAlikes {
 		for _, path := range single {
 			t.Run(what+" at "+path, func(t *testing.T) {
-				w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,`+message+`}`))
-				if w.Code != http.StatusBadRequest || len(server.saw()) > 0 {
-					t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw())
+				w := serve(t, h, newPost(path, `{"jsonrpc":"2.0","id":1,`+message+`}`))
+				if w.Code != http.StatusBadRequest || len(server.requests()) > 0 {
+					t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.requests())
 				}
 			})
 		}
@@ -256,20 +258,21 @@ func TestNamesInOtherLettersAreNotPassedOn(t *testing.T) { // A54, A55
 }
 
 func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
-	server := newWitness(t, nil)
+	server := newRecordingServer(t, nil)
 	for name, config := range map[string]string{
-		"joined": `{` + denies("resource:a::file:///secret/") + `"servers":[` + server.line("a") + `]}`,
-		"as one": `{"separator":"none",` + denies("resource:a::file:///secret/") + `"servers":[` + server.line("a") + `]}`,
+		"joined": `{` + denyRules("resource:a::file:///secret/") + `"servers":[` + server.config("a") + `]}`,
+		"as one": `{"separator":"none",` + denyRules("resource:a::file:///secret/") + `"servers":[` +
+			server.config("a") + `]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := adaptGateway(t, config)
-			id := session(t, h)
-			w := serves(t, h,
-				posting("/mcp",
+			id := startSession(t, h)
+			w := serve(t, h,
+				newPost("/mcp",
 					`{"jsonrpc":"2.0","id":2,"method":"completion/complete","params":{"ref":{"type":"ref/resource","name":"a::p",`+
 						`"uri":"file:///secret/{x}"},"argument":{"name":"x","value":""}}}`, mcp.SessionHeader, id))
 			if !strings.Contains(w.Body.String(), `"error"`) ||
-				slices.ContainsFunc(server.saw(), func(got witnessed) bool { return got.is("completion/complete") }) {
+				slices.ContainsFunc(server.requests(), func(got receivedRequest) bool { return got.is("completion/complete") }) {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
 		})
@@ -277,33 +280,34 @@ func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
 }
 
 func TestListeningToOneServer(t *testing.T) { // A55, A68
-	server := newWitness(t, nil)
-	h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+	server := newRecordingServer(t, nil)
+	h := adaptGateway(t, `{`+denyRules("resource:a::file:///secret/")+`"servers":[`+server.config("a")+`]}`)
 	for _, tt := range []struct {
 		name, wants string
 		status      int
 	}{
-		{"what may be heard", `{"resourceSubscriptions":["file:///public/x"],"toolsListChanged":true}`, 200},
-		{"nothing in particular", `{}`, 200},
-		{"what is denied", `{"resourceSubscriptions":["file:///secret/x"]}`, 403},
-		{"what is denied among others", `{"resourceSubscriptions":["file:///public/x","file:///secret/x"]}`, 403},
-		{"what is denied, escaped", `{"resourceSubscri\u0070tions":["file:///secr\u0065t/x"]}`, 403},
-		{"what is denied, in other letters", `{"ResourceSubscriptions":["file:///secret/x"]}`, 403},
-		{"what is denied, before others in other letters",
+		{"an allowed resource", `{"resourceSubscriptions":["file:///public/x"],"toolsListChanged":true}`, 200},
+		{"no resources", `{}`, 200},
+		{"a denied resource", `{"resourceSubscriptions":["file:///secret/x"]}`, 403},
+		{"a denied resource among others", `{"resourceSubscriptions":["file:///public/x","file:///secret/x"]}`, 403},
+		{"a denied resource, escaped", `{"resourceSubscri\u0070tions":["file:///secr\u0065t/x"]}`, 403},
+		{"a denied resource in a member in another case", `{"ResourceSubscriptions":["file:///secret/x"]}`, 403},
+		{"a denied resource before a member in another case",
 			`{"resourceSubscriptions":["file:///secret/x"],"ResourceSubscriptions":["file:///public/x"]}`, 400},
-		{"what is denied, twice",
+		{"a denied resource in a duplicate member",
 			`{"resourceSubscriptions":["file:///secret/x"],"resourceSubscriptions":["file:///public/x"]}`, 400},
-		{"a text", `{"resourceSubscriptions":"file:///secret/x"}`, 400},
+		{"a string", `{"resourceSubscriptions":"file:///secret/x"}`, 400},
 		{"a list of lists", `{"resourceSubscriptions":[["file:///secret/x"]]}`, 400},
 		{"a list", `[{"resourceSubscriptions":["file:///secret/x"]}]`, 400},
 	} {
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				before := len(server.saw())
-				w := serves(t, h,
-					posting(path, `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":`+tt.wants+`}}`))
-				if heard := len(server.saw()) > before; w.Code/100 != tt.status/100 || heard != (tt.status == 200) {
-					t.Errorf("%d %s; the server was asked: %t", w.Code, w.Body, heard)
+				before := len(server.requests())
+				w := serve(t, h,
+					newPost(path,
+						`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":`+tt.wants+`}}`))
+				if got := len(server.requests()) > before; w.Code/100 != tt.status/100 || got != (tt.status == 200) {
+					t.Errorf("%d %s; the server got the request: %t", w.Code, w.Body, got)
 				}
 			})
 		}
@@ -311,8 +315,8 @@ func TestListeningToOneServer(t *testing.T) { // A55, A68
 }
 
 func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
-	server := newWitness(t, nil)
-	h := adaptGateway(t, `{`+denies("uno::secret", "prompt:uno::secret", "resource:uno::file:///secret/")+
+	server := newRecordingServer(t, nil)
+	h := adaptGateway(t, `{`+denyRules("uno::secret", "prompt:uno::secret", "resource:uno::file:///secret/")+
 		`"rates":[{"tools":"uno::seldom","requests":1,"per":"1h"}],
 		"servers":[{"name":"a","aliases":["uno"],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, path := range append([]string{"/mcp/uno", "/api/mcp-gateway/uno/rpc"}, single...) {
@@ -320,8 +324,8 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 			"tools/call": `{"name":"secret"}`, "prompts/get": `{"name":"secret"}`,
 			"resources/read": `{"uri":"file:///secret/x"}`,
 		} {
-			if w := serves(t, h,
-				posting(path,
+			if w := serve(t, h,
+				newPost(path,
 					`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%s at %s: %d %s", method, path, w.Code, w.Body)
 			}
@@ -330,34 +334,34 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 	var codes []int
 	for _, path := range []string{"/mcp/uno", "/mcp/a"} {
 		codes = append(codes,
-			serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"seldom"}}`)).Code)
+			serve(t, h, newPost(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"seldom"}}`)).Code)
 	}
 	if !slices.Equal(codes, []int{200, 429}) {
-		t.Errorf("a tool within its rate, then beyond it: %v", codes)
+		t.Errorf("a call within the rate and one above it: %v", codes)
 	}
 	for _, pattern := range []string{"a::x", "uno::x", "*::x", "resource:file:///x"} {
 		if _, unknown := h.qualified(pattern); unknown != "" {
-			t.Errorf("%s is taken for a pattern of an unknown server", pattern)
+			t.Errorf("%s refers to an unknown server", pattern)
 		}
 	}
 	if _, unknown := h.qualified("typo::x"); unknown != "typo" {
-		t.Error("typo is taken for a server")
+		t.Error("typo::x refers to a known server")
 	}
 }
 
-func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
-	server := newWitness(t, nil)
+func TestUnknownMethods(t *testing.T) { // A53, A54
+	server := newRecordingServer(t, nil)
 	config := func(rules string) *Handler {
-		return adaptGateway(t, `{"clients":[{"name":"*",`+rules+`}],"servers":[`+server.line("a")+`]}`)
+		return adaptGateway(t, `{"clients":[{"name":"*",`+rules+`}],"servers":[`+server.config("a")+`]}`)
 	}
 	for _, tt := range []struct {
 		name, rules string
 		want        bool
 	}{
-		{"who may use one tool", `"rules":[{"action":"allow","patterns":["a::ok"]}]`, false},
-		{"who may use everything of the server", `"rules":[{"action":"allow","patterns":["a::*"]}]`, true},
-		{"who may not use one tool", `"rules":[{"action":"deny","patterns":["a::secret"]}]`, true},
-		{"who has no rules", `"redact":["x"]`, true},
+		{"a client that may use one tool", `"rules":[{"action":"allow","patterns":["a::ok"]}]`, false},
+		{"a client that may use the whole server", `"rules":[{"action":"allow","patterns":["a::*"]}]`, true},
+		{"a client that may not use one tool", `"rules":[{"action":"deny","patterns":["a::secret"]}]`, true},
+		{"a client without rules", `"redact":["x"]`, true},
 	} {
 		h := config(tt.rules)
 		for _, method := range []string{"admin/deleteEverything", "tasks/result", "tasks/list", "tasks/get",
@@ -365,11 +369,11 @@ func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 			for _, id := range []string{`"id":1,`, ``} {
 				for _, path := range single {
 					t.Run(fmt.Sprint(tt.name, ": ", id, method, " at ", path), func(t *testing.T) {
-						before := len(server.saw())
-						w := serves(t, h,
-							posting(path, `{"jsonrpc":"2.0",`+id+`"method":"`+method+`","params":{"taskId":"of-another-client"}}`))
-						if got := len(server.saw()) > before; got != tt.want || !got && w.Code != http.StatusForbidden {
-							t.Errorf("the server was asked: %t, %d %s", got, w.Code, w.Body)
+						before := len(server.requests())
+						w := serve(t, h,
+							newPost(path, `{"jsonrpc":"2.0",`+id+`"method":"`+method+`","params":{"taskId":"of-another-client"}}`))
+						if got := len(server.requests()) > before; got != tt.want || !got && w.Code != http.StatusForbidden {
+							t.Errorf("the server got the request: %t, %d %s", got, w.Code, w.Body)
 						}
 					})
 				}
@@ -378,11 +382,11 @@ func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 	}
 }
 
-func TestWhatTheProtocolDoesNotKnowAtAllServers(t *testing.T) { // A53, A54, A58
-	server := newWitness(t, nil)
+func TestUnknownMethodsAtAggregate(t *testing.T) { // A53, A54, A58
+	server := newRecordingServer(t, nil)
 	h := adaptGateway(t,
-		`{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.line("a")+`]}`)
-	id := session(t, h)
+		`{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.config("a")+`]}`)
+	id := startSession(t, h)
 	for _, message := range []string{
 		`{"jsonrpc":"2.0","method":"admin/deleteEverything","params":{}}`,
 		`{"jsonrpc":"2.0","id":5,"method":"admin/deleteEverything","params":{}}`,
@@ -390,11 +394,11 @@ func TestWhatTheProtocolDoesNotKnowAtAllServers(t *testing.T) { // A53, A54, A58
 		`{"jsonrpc":"2.0","method":"tasks/cancel","params":{"taskId":"a::1"}}`,
 		`{"jsonrpc":"2.0","id":6,"method":"tasks/cancel","params":{"taskId":"a::1"}}`,
 	} {
-		serves(t, h, posting("/mcp", message, mcp.SessionHeader, id))
+		serve(t, h, newPost("/mcp", message, mcp.SessionHeader, id))
 	}
-	serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","method":"notifications/vendor"}`, mcp.SessionHeader, id))
+	serve(t, h, newPost("/mcp", `{"jsonrpc":"2.0","method":"notifications/vendor"}`, mcp.SessionHeader, id))
 	heard := false
-	for _, got := range server.saw() {
+	for _, got := range server.requests() {
 		for _, method := range []string{"admin/deleteEverything", "tools/call", "tasks/cancel"} {
 			if got.is(method) {
 				t.Errorf("the server got %s", got.body)
@@ -403,20 +407,20 @@ func TestWhatTheProtocolDoesNotKnowAtAllServers(t *testing.T) { // A53, A54, A58
 		heard = heard || got.is("notifications/vendor")
 	}
 	if !heard {
-		t.Error("the server has not heard a notification")
+		t.Error("the server did not get the notification")
 	}
 }
 
-func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+func TestTokensOfOneClientShareASession(t *testing.T) { // A75, A77
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case got.header.Get(mcp.VersionHeader) == mcp.Stateless:
 			w.WriteHeader(http.StatusBadRequest)
 		case got.is("initialize"):
 			w.Header().Set(mcp.SessionHeader, "of the server")
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
 		default:
-			says(w, got, `{"content":[]}`)
+			respond(w, got, `{"content":[]}`)
 		}
 	})
 	t.Setenv("FIRST_TOKEN", "first-AbCdEf0123456789")
@@ -429,11 +433,11 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 			h := adaptGateway(t, `{"forward_auth_header":`+tt.forward+
 				`,"auth":[{"provider":"token","tokens":[{"token":"{env.FIRST_TOKEN}","client":"ann"},`+
 				`{"token":"{env.SECOND_TOKEN}","client":"ann"}]}],
-				"servers":[`+server.line("a")+`]}`)
-			before := len(server.saw())
+				"servers":[`+server.config("a")+`]}`)
+			before := len(server.requests())
 			for _, token := range []string{"first", "second", "first", "second"} {
-				w := serves(t, h,
-					posting("/mcp",
+				w := serve(t, h,
+					newPost("/mcp",
 						`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","arguments":{},`+
 							`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",`+
 							`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},`+
@@ -446,13 +450,13 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 				}
 			}
 			met := 0
-			for _, got := range server.saw()[before:] {
+			for _, got := range server.requests()[before:] {
 				if got.is("initialize") {
 					met++
 				}
 			}
 			if met != tt.want {
-				t.Errorf("the server was initialized %d times", met)
+				t.Errorf("the server was initialized %d times, want %d", met, tt.want)
 			}
 		})
 	}
@@ -460,13 +464,14 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 
 func TestGuessesAreLimited(t *testing.T) { // A30, A65, R14
 	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
-	server := newWitness(t, nil)
+	server := newRecordingServer(t, nil)
 	h := adaptGateway(t,
 		`{"rates":[{"requests":3,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}",`+
-			`"client":"ann"}]}],"servers":[`+server.line("a")+`]}`)
+			`"client":"ann"}]}],"servers":[`+server.config("a")+`]}`)
 	for i := range 5 {
-		w := serves(t, h,
-			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization", fmt.Sprintf("Bearer wrong-%d", i)))
+		w := serve(t, h,
+			newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization",
+				fmt.Sprintf("Bearer wrong-%d", i)))
 		want := http.StatusUnauthorized
 		if i >= 3 {
 			want = http.StatusTooManyRequests
@@ -475,20 +480,20 @@ func TestGuessesAreLimited(t *testing.T) { // A30, A65, R14
 			t.Errorf("guess %d: %d %v", i, w.Code, w.Header())
 		}
 	}
-	if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization",
+	if w := serve(t, h, newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization",
 		"Bearer right-AbCdEf0123456789")); w.Code != http.StatusOK {
-		t.Errorf("who knows it: %d %s", w.Code, w.Body)
+		t.Errorf("the valid token: %d %s", w.Code, w.Body)
 	}
 }
 
-// unwanted is a body that must not be read.
-type unwanted struct{ t *testing.T }
+// An unreadBody is a body that must not be read.
+type unreadBody struct{ t *testing.T }
 
-func (u unwanted) Read([]byte) (int, error) { u.t.Error("the body is read"); return 0, io.EOF }
+func (u unreadBody) Read([]byte) (int, error) { u.t.Error("the body was read"); return 0, io.EOF }
 
 func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
-	server := newWitness(t, nil)
+	server := newRecordingServer(t, nil)
 	signature := func(at time.Time) string {
 		return fmt.Sprintf(`MCP-HMAC-SHA256 client=ann, timestamp=%d, nonce=abcdefgh, signature=%064d`, at.Unix(), 0)
 	}
@@ -501,79 +506,79 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		length                      int64
 		want                        int
 	}{
-		{"without a certificate", `{"provider":"mtls"}`, "", 9_000_000, 401},
-		{"with a wrong token", token, "Bearer wrong", 9_000_000, 401},
-		{"with a wrong token and a small body", token, "Bearer wrong", 100, 401},
-		{"without a token, which has no room in so long a message", token, "", 65_537, 401},
-		{"with another scheme", hmac, "Bearer right-AbCdEf0123456789", 100, 401},
-		{"without a signature", hmac, "", 100, 401},
-		{"with half a signature", hmac, "MCP-HMAC-SHA256 client=ann", 100, 401},
-		{"with an old signature", hmac, signature(time.Now().Add(-time.Hour)), 100, 401},
+		{"no certificate", `{"provider":"mtls"}`, "", 9_000_000, 401},
+		{"a wrong token", token, "Bearer wrong", 9_000_000, 401},
+		{"a wrong token and a small body", token, "Bearer wrong", 100, 401},
+		{"no token and a body too long to contain one", token, "", 65_537, 401},
+		{"another scheme", hmac, "Bearer right-AbCdEf0123456789", 100, 401},
+		{"no signature", hmac, "", 100, 401},
+		{"an incomplete signature", hmac, "MCP-HMAC-SHA256 client=ann", 100, 401},
+		{"an old signature", hmac, signature(time.Now().Add(-time.Hour)), 100, 401},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := adaptGateway(t, `{"auth":[`+tt.provider+`],"servers":[`+server.line("a")+`]}`)
+			h := adaptGateway(t, `{"auth":[`+tt.provider+`],"servers":[`+server.config("a")+`]}`)
 			for _, path := range append([]string{"/mcp"}, single...) {
-				r := posting(path, "", "Authorization", tt.credentials)
+				r := newPost(path, "", "Authorization", tt.credentials)
 				if tt.credentials == "" {
 					r.Header.Del("Authorization")
 				}
-				r.Body, r.ContentLength = io.NopCloser(unwanted{t}), tt.length
-				if w := serves(t, h, r); w.Code != tt.want {
+				r.Body, r.ContentLength = io.NopCloser(unreadBody{t}), tt.length
+				if w := serve(t, h, r); w.Code != tt.want {
 					t.Errorf("%s: %d %s", path, w.Code, w.Body)
 				}
 			}
 		})
 	}
-	t.Run("what is announced takes no room, what arrives does", func(t *testing.T) {
+	t.Run("received bytes count, announced bytes do not", func(t *testing.T) {
 		h := adaptGateway(t,
-			`{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.line("a")+`]}`)
+			`{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.config("a")+`]}`)
 		stranger := func(address string, body io.Reader) *http.Request {
-			r := posting("/mcp/a", "", "Authorization", signature(time.Now()))
+			r := newPost("/mcp/a", "", "Authorization", signature(time.Now()))
 			r.RemoteAddr = address + ":1234"
 			r.Body, r.ContentLength = io.NopCloser(body), 1_000_000
 			return r
 		}
 		slow, sender := io.Pipe()
 		done := make(chan int, 1)
-		go func() { done <- serves(t, h, stranger("192.0.2.1", slow)).Code }()
+		go func() { done <- serve(t, h, stranger("192.0.2.1", slow)).Code }()
 		_, _ = sender.Write([]byte(" "))
-		if w := serves(t, h, stranger("192.0.2.2", &unhurried{400_000})); w.Code != 401 {
-			t.Errorf("beside one that only announces: %d %s", w.Code, w.Body)
+		if w := serve(t, h, stranger("192.0.2.2", &spaceBody{400_000})); w.Code != 401 {
+			t.Errorf("during a request that has sent little: %d %s", w.Code, w.Body)
 		}
 		_, _ = sender.Write(make([]byte, 600_000))
-		_, _ = sender.Write([]byte(" ")) // is read when what came before is counted
-		if w := serves(t, h, stranger("192.0.2.2", &unhurried{400_000})); w.Code != 503 {
-			t.Errorf("beside one that has sent: %d %s", w.Code, w.Body)
+		_, _ = sender.Write([]byte(" ")) // returns once the previous bytes are counted
+		if w := serve(t, h, stranger("192.0.2.2", &spaceBody{400_000})); w.Code != 503 {
+			t.Errorf("during a request that has sent much: %d %s", w.Code, w.Body)
 		}
 		sender.Close()
 		if code := <-done; code != 401 {
-			t.Errorf("%d", code)
+			t.Errorf("status %d, want 401", code)
 		}
-		if w := serves(t, h, stranger("192.0.2.2", &unhurried{400_000})); w.Code != 401 {
-			t.Errorf("after it: %d %s", w.Code, w.Body)
+		if w := serve(t, h, stranger("192.0.2.2", &spaceBody{400_000})); w.Code != 401 {
+			t.Errorf("after that request: %d %s", w.Code, w.Body)
 		}
 	})
-	t.Run("from an address that has guessed too often", func(t *testing.T) {
+	t.Run("an address with too many guesses", func(t *testing.T) {
 		h := adaptGateway(t,
-			`{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
+			`{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.config("a")+`]}`)
 		for i, want := range []int{401, 429} {
-			r := posting("/mcp/a", "{}")
+			r := newPost("/mcp/a", "{}")
 			if i > 0 {
-				r.Body, r.ContentLength = io.NopCloser(unwanted{t}), 100
+				r.Body, r.ContentLength = io.NopCloser(unreadBody{t}), 100
 			}
-			if w := serves(t, h, r); w.Code != want {
+			if w := serve(t, h, r); w.Code != want {
 				t.Errorf("%d %s, want %d", w.Code, w.Body, want)
 			}
 		}
 	})
 }
 
-// unhurried is a body of unknown length.
-type unhurried struct {
+// A spaceBody is a body of spaces.
+type spaceBody struct {
 	left int
 }
 
-func (u *unhurried) Read(p []byte) (int, error) {
+func (u *spaceBody) Read(p []byte) (int, error) {
 	n := min(len(p), u.left)
 	if n == 0 {
 		return 0, io.EOF
@@ -587,41 +592,41 @@ func (u *unhurried) Read(p []byte) (int, error) {
 
 func TestBytesOfRequestsAreLimited(t *testing.T) { // G24
 	var waiting, answer = make(chan struct{}, 8), make(chan struct{})
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		if got.is("tools/call") {
 			waiting <- struct{}{}
 			<-answer
 		}
-		says(w, got, `{}`)
+		respond(w, got, `{}`)
 	})
-	h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.config("a")+`]}`)
 	call := func(size int) *http.Request {
-		return posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+
+		return newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+
 			strings.Repeat("x", size)+`"}}}`)
 	}
 	done := make(chan int, 1)
-	go func() { done <- serves(t, h, call(900_000)).Code }()
-	waits(t, "the first call", waiting)
-	t.Run("of one client", func(t *testing.T) { // which may use half
-		for name, r := range map[string]*http.Request{"of known length": call(200_000), "of unknown length": call(200_000)} {
-			if name != "of known length" {
-				r.ContentLength, r.Body = -1, io.NopCloser(&unhurried{200_000})
+	go func() { done <- serve(t, h, call(900_000)).Code }()
+	receive(t, "the first call", waiting)
+	t.Run("one client may use half", func(t *testing.T) {
+		for name, r := range map[string]*http.Request{"known length": call(200_000), "unknown length": call(200_000)} {
+			if name != "known length" {
+				r.ContentLength, r.Body = -1, io.NopCloser(&spaceBody{200_000})
 			}
-			if w := serves(t, h, r); w.Code != 503 || w.Header().Get("Retry-After") == "" ||
+			if w := serve(t, h, r); w.Code != 503 || w.Header().Get("Retry-After") == "" ||
 				!strings.Contains(w.Body.String(), `"busy"`) {
 				t.Errorf("%s: %d %v %s", name, w.Code, w.Header(), w.Body)
 			}
 		}
 	})
-	t.Run("small ones pass", func(t *testing.T) {
-		if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`)); w.Code != 200 {
+	t.Run("a small request", func(t *testing.T) {
+		if w := serve(t, h, newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`)); w.Code != 200 {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 	})
-	t.Run("another address has room", func(t *testing.T) {
-		r := posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":"`+strings.Repeat("x", 500_000)+`"}}`)
+	t.Run("another address", func(t *testing.T) {
+		r := newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":"`+strings.Repeat("x", 500_000)+`"}}`)
 		r.RemoteAddr = "192.0.2.77:1234"
-		if w := serves(t, h, r); w.Code != 200 {
+		if w := serve(t, h, r); w.Code != 200 {
 			t.Errorf("%d %s", w.Code, w.Body)
 		}
 	})
@@ -629,13 +634,13 @@ func TestBytesOfRequestsAreLimited(t *testing.T) { // G24
 	if code := <-done; code != 200 {
 		t.Errorf("the first call: %d", code)
 	}
-	if w := serves(t, h, call(900_000)); w.Code != 200 {
-		t.Errorf("what was given back is missing: %d %s", w.Code, w.Body)
+	if w := serve(t, h, call(900_000)); w.Code != 200 {
+		t.Errorf("after the first call: %d %s", w.Code, w.Body)
 	}
 }
 
 func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
-	server := newWitness(t, nil)
+	server := newRecordingServer(t, nil)
 	for _, tt := range []struct {
 		name, config, server string
 		forwarded            bool
@@ -649,13 +654,13 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 			`{`+tt.config+`"servers":[{"name":"a","routes":[{"handle":[`+proxyTo("", server.address)+`]}]`+tt.server+`}]}`)
 		for _, path := range append([]string{"/mcp"}, single...) {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				before := len(server.saw())
-				serves(t, h,
-					posting(path,
+				before := len(server.requests())
+				serve(t, h,
+					newPost(path,
 						`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
 							`"clientInfo":{"name":"`+tt.name+`","version":"1"}}}`,
 						"Authorization", "Bearer mine", "Cookie", "session=mine"))
-				all := server.saw()[before:]
+				all := server.requests()[before:]
 				if len(all) == 0 {
 					t.Fatal("the server got nothing")
 				}
@@ -671,13 +676,13 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 	}
 }
 
-func TestNobodyElseIsTheOperator(t *testing.T) { // A30, A57
-	server := newWitness(t, nil)
-	h := adaptGateway(t, `{`+denies("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.line("a")+`]}`)
+func TestOperatorIdentityIsReserved(t *testing.T) { // A30, A57
+	server := newRecordingServer(t, nil)
+	h := adaptGateway(t, `{`+denyRules("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.config("a")+`]}`)
 	for _, user := range []string{access.OperatorIdentity, "a\nb", strings.Repeat("x", 100_000)} {
 		for _, path := range single {
-			if w := servesUser(t, h, user,
-				posting(path,
+			if w := serveAs(t, h, user,
+				newPost(path,
 					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%.20q at %s: %d %s", user, path, w.Code, w.Body)
 			}
@@ -685,12 +690,12 @@ func TestNobodyElseIsTheOperator(t *testing.T) { // A30, A57
 		repl := caddy.NewReplacer()
 		repl.Set("http.auth.user.id", user)
 		if got := identity(repl); len(got) > 1000 || got == user || strings.ContainsAny(got, "\x00\n") {
-			t.Errorf("%.20q is %.40q", user, got)
+			t.Errorf("%.20q: got identity %.40q", user, got)
 		}
 	}
 }
 
-func TestWhatAClientIsShownChanges(t *testing.T) { // A56, A57, A60
+func TestViewsOfClients(t *testing.T) { // A56, A57, A60
 	view := func(t *testing.T, more string) string {
 		clients, err := adaptGateway(t, `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`).clients()
 		if err != nil || len(clients) != 1 {
@@ -700,18 +705,18 @@ func TestWhatAClientIsShownChanges(t *testing.T) { // A56, A57, A60
 	}
 	views := map[string]string{}
 	for name, more := range map[string]string{
-		"a rule":       denies("a::x"),
-		"another rule": denies("a::y"),
-		"a pattern":    `"clients":[{"name":"ann","redact":["sk-[a-z]+"]}],`,
-		"another":      `"clients":[{"name":"ann","redact":["sk-[0-9]+"]}],`,
-		"a field":      `"clients":[{"name":"ann","redact_fields":["sk-[a-z]+"]}],`,
+		"a rule":          denyRules("a::x"),
+		"another rule":    denyRules("a::y"),
+		"a pattern":       `"clients":[{"name":"ann","redact":["sk-[a-z]+"]}],`,
+		"another pattern": `"clients":[{"name":"ann","redact":["sk-[0-9]+"]}],`,
+		"a field":         `"clients":[{"name":"ann","redact_fields":["sk-[a-z]+"]}],`,
 	} {
 		got := view(t, more)
 		if got != view(t, more) {
-			t.Errorf("%s: the same is another", name)
+			t.Errorf("%s: the view of the same configuration differs", name)
 		}
 		if other, there := views[got]; there {
-			t.Errorf("%s is the same as %s", name, other)
+			t.Errorf("%s has the same view as %s", name, other)
 		}
 		views[got] = name
 	}
@@ -723,19 +728,19 @@ func TestGatewaysWithoutANameShareNothing(t *testing.T) { // A63, A67
 	}
 	one, other := adaptGateway(t, config("twin-one")), adaptGateway(t, config("twin-other"))
 	call := func(h *Handler, server string) int {
-		return serves(t, h,
-			posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)).Code
+		return serve(t, h,
+			newPost("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)).Code
 	}
 	if got := []int{call(one, "twin-one"), call(one, "twin-one"), call(other, "twin-other")}; !slices.Equal(got,
 		[]int{200, 429, 200}) {
 		t.Errorf("got %v", got)
 	}
 	if again := adaptGateway(t, config("twin-one")); call(again, "twin-one") != 429 {
-		t.Error("what was used is forgotten with a reload")
+		t.Error("a reload resets the rate")
 	}
 }
 
-func TestAConfigurationThatFailsLeavesNothing(t *testing.T) { // A61
+func TestFailedConfigurationIsCleanedUp(t *testing.T) { // A61
 	for range 3 {
 		ctx, err := caddy.ProvisionContext(new(caddy.Config))
 		if err != nil {
@@ -745,31 +750,31 @@ func TestAConfigurationThatFailsLeavesNothing(t *testing.T) { // A61
 		_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway",
 			json.RawMessage(`{"name":"fails","session_key":"short","servers":[`+serverOf("fails", staticHandler)+`]}`))
 		if err == nil {
-			t.Fatal("it is loaded")
+			t.Fatal("the configuration is accepted")
 		}
 		cancel()
 	}
 	if n, _ := retainedPool.References("fails\x00/mcp"); n > 0 {
-		t.Errorf("what it remembers is in use %d times", n)
+		t.Errorf("%d references to the retained state", n)
 	}
-	pinnings.Range(func(key, _ any) bool {
+	pinPool.Range(func(key, _ any) bool {
 		if strings.HasPrefix(key.(string), "fails\x00") {
-			t.Errorf("the tools of %q are remembered", key)
+			t.Errorf("the pins of %q are kept", key)
 		}
 		return true
 	})
 }
 
-func TestMethodsThatAreNoStrings(t *testing.T) { // A54, A64
-	server := newWitness(t, nil)
-	for name, guard := range map[string]string{"nothing is decided": "", "rules": denies("a::secret")} {
-		h := adaptGateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
+func TestMethodsThatAreNotStrings(t *testing.T) { // A54, A64
+	server := newRecordingServer(t, nil)
+	for name, guard := range map[string]string{"no rules": "", "rules": denyRules("a::secret")} {
+		h := adaptGateway(t, `{`+guard+`"servers":[`+server.config("a")+`]}`)
 		for _, method := range []string{`["tools/call"]`, `["tools/list"]`, `{"x":"tools/call"}`, `null`, `5`} {
 			for _, path := range append([]string{"/mcp"}, single...) {
 				t.Run(name+": "+method+" at "+path, func(t *testing.T) {
-					w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":`+method+`,"params":{"name":"secret"}}`))
-					if w.Code != http.StatusBadRequest || len(server.saw()) > 0 {
-						t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw())
+					w := serve(t, h, newPost(path, `{"jsonrpc":"2.0","id":1,"method":`+method+`,"params":{"name":"secret"}}`))
+					if w.Code != http.StatusBadRequest || len(server.requests()) > 0 {
+						t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.requests())
 					}
 				})
 			}
@@ -777,36 +782,36 @@ func TestMethodsThatAreNoStrings(t *testing.T) { // A54, A64
 	}
 }
 
-func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
+func TestMembersInAnotherCaseThatPass(t *testing.T) { // A35, A54
 	t.Setenv("LETTERS_TOKEN", "letters-AbCdEf0123456789")
 	const withAuth = `"auth":[{"provider":"token","tokens":[{"token":"{env.LETTERS_TOKEN}","client":"ann"}]}],`
 	for _, tt := range []struct {
 		name, guard, message string
 		passes               bool
 	}{
-		{"a method of the server's own", "", `"method":"Users.Get","params":{"Name":"x","URI":"y","Level":1}`, true},
-		{"a tool, where nothing is decided", "", `"method":"tools/call","params":{"name":"x","Name":"y"}`, true},
-		{"an answer, where nothing is decided", "", `"result":{"ResultType":"x","CacheScope":1}`, true},
-		{"a method of the server's own, where there are rules", denies("a::secret"),
+		{"a vendor method", "", `"method":"Users.Get","params":{"Name":"x","URI":"y","Level":1}`, true},
+		{"a tool", "", `"method":"tools/call","params":{"name":"x","Name":"y"}`, true},
+		{"a response", "", `"result":{"ResultType":"x","CacheScope":1}`, true},
+		{"a vendor method with rules", denyRules("a::secret"),
 			`"method":"Users.Get","params":{"Name":"x"}`, true},
-		{"a method of the server's own, where clients are known", withAuth, `"method":"Users.Get","params":{"Name":"x"}`,
+		{"a vendor method with authentication", withAuth, `"method":"Users.Get","params":{"Name":"x"}`,
 			true},
-		{"a tool, where there are rules", denies("a::secret"), `"method":"tools/call","params":{"name":"x","Name":"secret"}`,
+		{"a tool with rules", denyRules("a::secret"), `"method":"tools/call","params":{"name":"x","Name":"secret"}`,
 			false},
-		{"a tool, where clients are known", withAuth, `"method":"tools/call","params":{"name":"x","Name":"y"}`, false},
-		{"a token, where clients are known", withAuth, `"method":"Users.Get","params":{"proxy":{"AuthToken":"mine"}}`, false},
-		{"the method, where there are rules", denies("a::secret"),
+		{"a tool with authentication", withAuth, `"method":"tools/call","params":{"name":"x","Name":"y"}`, false},
+		{"a token with authentication", withAuth, `"method":"Users.Get","params":{"proxy":{"AuthToken":"mine"}}`, false},
+		{"the method with rules", denyRules("a::secret"),
 			`"method":"Users.Get","Method":"tools/call","params":{"name":"secret"}`, false},
 	} {
-		server := newWitness(t, nil)
-		h := adaptGateway(t, `{`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+		server := newRecordingServer(t, nil)
+		h := adaptGateway(t, `{`+tt.guard+`"servers":[`+server.config("a")+`]}`)
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				before := len(server.saw())
-				w := serves(t, h,
-					posting(path, `{"jsonrpc":"2.0","id":1,`+tt.message+`}`, "Authorization", "Bearer letters-AbCdEf0123456789"))
-				if passed := len(server.saw()) > before; passed != tt.passes || !passed && w.Code != http.StatusBadRequest {
-					t.Errorf("passed on: %t, %d %s", passed, w.Code, w.Body)
+				before := len(server.requests())
+				w := serve(t, h,
+					newPost(path, `{"jsonrpc":"2.0","id":1,`+tt.message+`}`, "Authorization", "Bearer letters-AbCdEf0123456789"))
+				if passed := len(server.requests()) > before; passed != tt.passes || !passed && w.Code != http.StatusBadRequest {
+					t.Errorf("the server got the message: %t, %d %s", passed, w.Code, w.Body)
 				}
 			})
 		}
@@ -814,46 +819,48 @@ func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
 }
 
 func TestTasksAtAllServers(t *testing.T) { // A53, A54
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		if got.is("initialize") {
-			says(w, got,
+			respond(w, got,
 				`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{}}},"serverInfo":{"name":"x",`+
 					`"version":"1"}}`)
 			return
 		}
-		says(w, got, `{"tasks":[{"taskId":"of-another-client","status":"completed"}]}`)
+		respond(w, got, `{"tasks":[{"taskId":"of-another-client","status":"completed"}]}`)
 	})
 	for pattern, want := range map[string]bool{"a::ok": false, "a::*": true} {
 		h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+
-			server.line("a")+`]}`)
-		w := serves(t, h,
-			posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader, session(t, h)))
+			server.config("a")+`]}`)
+		w := serve(t, h,
+			newPost("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader,
+				startSession(t, h)))
 		if got := strings.Contains(w.Body.String(), "of-another-client"); got != want {
 			t.Errorf("a client that may use %s: %d %s", pattern, w.Code, w.Body)
 		}
 	}
 }
 
-func TestRequestsThatAreCalledNotifications(t *testing.T) { // A53, A54, A63
-	server := newWitness(t, nil)
+func TestRequestsNamedLikeNotifications(t *testing.T) { // A53, A54, A63
+	server := newRecordingServer(t, nil)
 	for _, tt := range []struct {
 		name, guard, id string
 		want            []int
 	}{
-		{"a notification needs no right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, ``,
+		{"a notification without a right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, ``,
 			[]int{200, 200}},
-		{"a request does", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, `"id":1,`,
+		{"a request without a right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`,
+			`"id":1,`,
 			[]int{403, 403}},
-		{"a notification is no request for a rate", `"rates":[{"requests":1,"per":"1h"}],`, ``, []int{200, 200}},
-		{"a request is", `"rates":[{"requests":1,"per":"1h"}],`, `"id":1,`, []int{200, 429}},
+		{"notifications with a rate", `"rates":[{"requests":1,"per":"1h"}],`, ``, []int{200, 200}},
+		{"requests with a rate", `"rates":[{"requests":1,"per":"1h"}],`, `"id":1,`, []int{200, 429}},
 	} {
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				h := adaptGateway(t, `{"name":"`+t.Name()+`",`+tt.guard+`"servers":[`+server.line("a")+`]}`)
+				h := adaptGateway(t, `{"name":"`+t.Name()+`",`+tt.guard+`"servers":[`+server.config("a")+`]}`)
 				for i, want := range tt.want {
-					w := serves(t, h, posting(path, `{"jsonrpc":"2.0",`+tt.id+`"method":"notifications/send"}`))
+					w := serve(t, h, newPost(path, `{"jsonrpc":"2.0",`+tt.id+`"method":"notifications/send"}`))
 					if w.Code != want && (want != 200 || w.Code/100 != 2) {
-						t.Errorf("time %d: %d %s", i+1, w.Code, w.Body)
+						t.Errorf("request %d: %d %s", i+1, w.Code, w.Body)
 					}
 				}
 			})
@@ -861,7 +868,7 @@ func TestRequestsThatAreCalledNotifications(t *testing.T) { // A53, A54, A63
 	}
 }
 
-func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
+func TestReplacedSecrets(t *testing.T) { // A30, A60
 	const old, other = "old-AbCdEf0123456789", "new-AbCdEf0123456789"
 	file := filepath.Join(t.TempDir(), "secret")
 	t.Setenv("REPLACED_SECRET", old)
@@ -872,11 +879,11 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 		}
 	}
 	for name, provider := range map[string]string{
-		"a token of the environment":   `{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
-		"a token of a file":            `{"provider":"token","tokens":[{"token":"{file.` + file + `}","client":"ann"}]}`,
-		"a secret that signs requests": `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.REPLACED_SECRET}"}]}`,
-		"such a secret in a file":      `{"provider":"hmac","clients":[{"client":"ann","secret":"{file.` + file + `}"}]}`,
-		"one of several in one gateway": `{"provider":"mtls"},{"provider":"token",` +
+		"a token of the environment": `{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
+		"a token of a file":          `{"provider":"token","tokens":[{"token":"{file.` + file + `}","client":"ann"}]}`,
+		"a signing secret":           `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.REPLACED_SECRET}"}]}`,
+		"a signing secret of a file": `{"provider":"hmac","clients":[{"client":"ann","secret":"{file.` + file + `}"}]}`,
+		"a token of the second provider": `{"provider":"mtls"},{"provider":"token",` +
 			`"tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -889,10 +896,10 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 				return realmOf(h.auth.providers[len(h.auth.providers)-1], "ann")
 			}
 			if before.auth.fingerprint != same.auth.fingerprint || realm(before) != realm(same) {
-				t.Error("the same secret has another fingerprint or realm")
+				t.Error("equal secrets have different fingerprints or realms")
 			}
 			if before.auth.fingerprint == after.auth.fingerprint || realm(before) == realm(after) {
-				t.Error("another secret has the same fingerprint or realm")
+				t.Error("different secrets have the same fingerprint or realm")
 			}
 			if strings.Contains(before.auth.fingerprint, old) {
 				t.Error("the fingerprint contains the secret")
@@ -901,7 +908,7 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 	}
 }
 
-func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
+func TestStreamsEndWithTheirServers(t *testing.T) { // A30, A60
 	t.Setenv("STREAMS_TOKEN", "streams-AbCdEf0123456789")
 	const (
 		withAuth = `"auth":[{"provider":"token","tokens":[{"token":"{env.STREAMS_TOKEN}","client":"ann"}]}],`
@@ -910,24 +917,24 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 	)
 	for _, tt := range []struct {
 		name string
-		next []string // the gateways of the next configuration
+		next []string // gateways of the next configuration
 		ends []string
 	}{
-		{"nothing changes", []string{`{"name":"g",` + servers + `}`}, nil},
-		{"a server goes", []string{`{"name":"g","servers":[` + serverOf("b", staticHandler) + `]}`}, []string{"a"}},
-		{"a server is another",
+		{"no change", []string{`{"name":"g",` + servers + `}`}, nil},
+		{"a removed server", []string{`{"name":"g","servers":[` + serverOf("b", staticHandler) + `]}`}, []string{"a"}},
+		{"a changed server",
 			[]string{strings.Replace(`{"name":"g",`+servers+`}`, `"name":"a"`, `"name":"a","path":"/v2"`, 1)}, []string{"a"}},
-		{"a server comes",
+		{"a new server",
 			[]string{strings.Replace(`{"name":"g",`+servers+`}`, `"servers":[`, `"servers":[`+serverOf("c", staticHandler)+`,`,
 				1)}, nil},
-		{"the gateway goes", []string{`{"name":"another",` + servers + `}`}, []string{"a", "b"}},
-		{"all gateways go", nil, []string{"a", "b"}},
-		{"other clients are let in", []string{`{"name":"g",` + withAuth + servers + `}`}, []string{"a", "b"}},
-		{"other clients may use it", []string{`{"name":"g",` + denies("a::secret") + servers + `}`}, []string{"a", "b"}},
-		{"there is another beside it", []string{`{"name":"another",` + servers + `}`, `{"name":"g",` + servers + `}`}, nil},
+		{"a removed gateway", []string{`{"name":"another",` + servers + `}`}, []string{"a", "b"}},
+		{"no gateways", nil, []string{"a", "b"}},
+		{"changed authentication", []string{`{"name":"g",` + withAuth + servers + `}`}, []string{"a", "b"}},
+		{"changed rules", []string{`{"name":"g",` + denyRules("a::secret") + servers + `}`}, []string{"a", "b"}},
+		{"a new gateway", []string{`{"name":"another",` + servers + `}`, `{"name":"g",` + servers + `}`}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			// Both gateways are in the same configuration.
+			// The two gateways belong to the same configuration.
 			h, sibling := adaptGateway(t, `{"name":"g",`+servers+`}`), adaptGateway(t, `{"name":"g",`+servers+`}`)
 			for _, config := range tt.next {
 				adaptGateway(t, config)
@@ -942,87 +949,87 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 				}
 			}
 			if !slices.Equal(ended, tt.ends) {
-				t.Errorf("those of %v end", ended)
+				t.Errorf("streams of %v ended, want %v", ended, tt.ends)
 			}
 		})
 	}
 }
 
-func TestStreamsThatEndAreAnswered(t *testing.T) { // A60
+func TestRequestsOfEndedStreamsReturn(t *testing.T) { // A60
 	hung := make(chan struct{}, 1)
-	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
-		saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message"}`)
+	server := newRecordingServer(t, func(w http.ResponseWriter, r *http.Request, _ receivedRequest) {
+		respondEvents(w, `{"jsonrpc":"2.0","method":"notifications/message"}`)
 		hung <- struct{}{}
 		<-r.Context().Done()
 	})
-	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.config("a")+`]}`)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		servesInPart(h, listening(t, "/mcp/a"))
+		servePartial(h, streamRequest(t, "/mcp/a"))
 	}()
-	waits(t, "the stream", hung)
+	receive(t, "the stream", hung)
 	h.Servers[0].streams.end()
-	waits(t, "its end", ended)
+	receive(t, "its end", ended)
 }
 
 func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
 	t.Setenv("SITE_A", "site-a-AbCdEf0123456789")
 	t.Setenv("SITE_B", "site-b-AbCdEf0123456789")
 	var sessions atomic.Int32
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case got.is("server/discover"):
 			w.WriteHeader(http.StatusNotFound)
 		case got.is("initialize"):
 			w.Header().Set(mcp.SessionHeader, fmt.Sprint("session-", sessions.Add(1)))
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
 		default:
-			says(w, got, `{"content":[{"type":"text","text":"in `+got.header.Get(mcp.SessionHeader)+`"}]}`)
+			respond(w, got, `{"content":[{"type":"text","text":"in `+got.header.Get(mcp.SessionHeader)+`"}]}`)
 		}
 	})
 	site := func(name string) *Handler {
 		return adaptGateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+
-			`}"}]}],"servers":[`+server.line("a")+`]}`)
+			`}"}]}],"servers":[`+server.config("a")+`]}`)
 	}
 	one, other := site("a"), site("b")
 	by := func(name string) []string {
 		return []string{"Authorization", "Bearer site-" + name + "-AbCdEf0123456789"}
 	}
 	call := func(h *Handler, name string) string {
-		w := serves(t, h, posting("/mcp", strings.Replace(modernCall, `"name":"x"`, `"name":"a::x","arguments":{}`, 1),
+		w := serve(t, h, newPost("/mcp", strings.Replace(modernCall, `"name":"x"`, `"name":"a::x","arguments":{}`, 1),
 			append(by(name), mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "a::x")...))
 		_, in, _ := strings.Cut(w.Body.String(), `"text":"in `)
 		in, _, _ = strings.Cut(in, `"`)
 		return in
 	}
 	if a, b := call(one, "a"), call(other, "b"); a == "" || b == "" || a == b {
-		t.Errorf("one is in session %q of the server, the other in %q", a, b)
+		t.Errorf("sessions %q and %q of the server, want two different ones", a, b)
 	}
 	if a, again := call(one, "a"), call(site("a"), "a"); a != again {
-		t.Errorf("after a reload it is in session %q, before in %q", again, a)
+		t.Errorf("session %q of the server, after a reload %q", a, again)
 	}
 	for _, path := range []string{"/mcp", "/mcp/a"} {
-		begun := serves(t, one,
-			posting(path,
+		begun := serve(t, one,
+			newPost(path,
 				`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
 					`"clientInfo":{"name":"x","version":"1"}}}`, by("a")...))
 		id := begun.Header().Get(mcp.SessionHeader)
 		ping := func(h *Handler, name string) int {
-			return serves(t, h,
-				posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, append(by(name), mcp.SessionHeader, id)...)).Code
+			return serve(t, h,
+				newPost(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, append(by(name), mcp.SessionHeader, id)...)).Code
 		}
 		if own, others := ping(one, "a"), ping(other, "b"); own != http.StatusOK || others != http.StatusNotFound {
-			t.Errorf("%s: the session %q is %d where it was begun, %d elsewhere", path, id, own, others)
+			t.Errorf("%s: session %q: status %d at its gateway, %d at the other", path, id, own, others)
 		}
 	}
 }
 
-func TestNamesOfClientsArePlain(t *testing.T) { // A57
+func TestInvalidClientNames(t *testing.T) { // A57
 	for name, client := range map[string]string{
-		"a name of the environment":     `{"name":"{env.WHO}","rules":[{"action":"deny","patterns":["*"]}]}`,
-		"an identity of the request":    `{"name":"ann","match":["bob","{http.auth.user.id}"]}`,
-		"a pattern that matches others": `{"name":"ann*","match":["bob"]}`,
+		"a placeholder in a name": `{"name":"{env.WHO}","rules":[{"action":"deny","patterns":["*"]}]}`,
+		"a placeholder in match":  `{"name":"ann","match":["bob","{http.auth.user.id}"]}`,
+		"a pattern with match":    `{"name":"ann*","match":["bob"]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -1056,12 +1063,12 @@ func TestAnswersOfAServerByItsAlias(t *testing.T) { // A59
 	}
 }
 
-func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
+func TestRatesOfAnonymousClients(t *testing.T) { // A65, R14
 	h := adaptGateway(t, `{"rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	from := func(address string) int {
-		r := posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)
+		r := newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)
 		r.RemoteAddr = address
-		return serves(t, h, r).Code
+		return serve(t, h, r).Code
 	}
 	got := []int{from("192.0.2.1:1"), from("192.0.2.1:2"), from("192.0.2.2:1"), from("[2001:db8::1]:1"),
 		from("[2001:db8::2]:1")}
@@ -1070,23 +1077,23 @@ func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
 	}
 }
 
-// A listenerAddr is the address on which the command listens.
+// A listenerAddr is the address on which caddy mcp stdio listens.
 type listenerAddr struct{}
 
 func (listenerAddr) Network() string { return pipenet.Name }
 func (listenerAddr) String() string  { return pipenet.Host }
 
-func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
+func TestOperatorHasNoRate(t *testing.T) { // A42, A65
 	before := stdioClient
 	stdioClient = access.OperatorIdentity
 	t.Cleanup(func() { stdioClient = before })
 	h := adaptGateway(t,
 		`{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	for i := range 3 {
-		r := posting("/mcp/a", aCall)
+		r := newPost("/mcp/a", aCall)
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, listenerAddr{}))
-		if w := serves(t, h, r); w.Code != http.StatusOK {
-			t.Errorf("time %d: %d %s", i+1, w.Code, w.Body)
+		if w := serve(t, h, r); w.Code != http.StatusOK {
+			t.Errorf("request %d: %d %s", i+1, w.Code, w.Body)
 		}
 	}
 }

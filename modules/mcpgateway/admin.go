@@ -25,7 +25,7 @@ func init() {
 // adminAPI reports on gateways and controls their servers, at Caddy's admin endpoint. All bodies
 // are JSON. To add or remove servers, use /config/.
 //
-// adminRoutes lists all routes, and so does GET /mcp_gateway.
+// GET /mcp_gateway lists all routes, as adminRoutes defines them.
 //
 // ?gateway= selects a gateway by its name or mcp_path. Without it, a change is refused if several
 // gateways match.
@@ -69,23 +69,24 @@ func adminRoutes() []adminRoute {
 	)
 	return []adminRoute{
 		{get, root, "this list", (*adminCall).index},
-		{get, root + "/servers", "all servers: their health, processes, upstreams", (*adminCall).listServers},
-		{get, server, "one of them, by its name or an alias", (*adminCall).showServer},
-		{post, server + "/check", `connects to it now, within {"timeout"}, and counts what it lists`, (*adminCall).check},
-		{post, server + "/restart", "restarts its child processes at once", (*adminCall).restart},
-		{post, server + "/refresh", "drops its cached lists, and notifies clients", (*adminCall).refresh},
-		{post, server + "/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
-		{post, server + "/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, ` +
+		{get, root + "/servers", "all servers: their health, processes and upstreams", (*adminCall).listServers},
+		{get, server, "one server, by its name or an alias", (*adminCall).showServer},
+		{post, server + "/check", `connects to the server now, within {"timeout"}, and counts the items that it lists`,
+			(*adminCall).check},
+		{post, server + "/restart", "restarts the child processes of the server at once", (*adminCall).restart},
+		{post, server + "/refresh", "drops the cached lists of the server, and notifies clients", (*adminCall).refresh},
+		{post, server + "/logout", `ends the gateway's login to the server, or that of {"client"}`, (*adminCall).logout},
+		{post, server + "/accept", `accepts changed tool definitions of the server: all, that of {"tool"}, ` +
 			`or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
-		{get, root + "/files", "the files of servers_from: their servers, and why a change was refused",
+		{get, root + "/files", "the files of servers_from: their servers, and why the latest content is not used",
 			(*adminCall).listFiles},
-		{get, root + "/tools", "the tools that clients see, or ?client= sees, and the size of their definitions; " +
+		{get, root + "/tools", "the tools that clients see, or that ?client= sees, with the size of their definitions; " +
 			"contacts the servers. With ?client= and ?why=true also the decision on every item, and its rule",
 			(*adminCall).listTools},
-		{post, root + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, ` +
-			`{"raw"} as the server sent it, or {"both"} of one call; ` +
-			`with {"progress"}, each progress notification comes first, as a line`, (*adminCall).call},
-		{get, root + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; " +
+		{post, root + "/call", `calls {"tool"} with {"arguments"} and {"texts"}, and returns the result that {"client"} ` +
+			`gets, with {"raw"} the result that the server sent, or with {"both"} the two results of one call; ` +
+			`with {"progress"}, progress notifications come first, one per line`, (*adminCall).call},
+		{get, root + "/tools/{tool}", "one tool with its definition, by its name as one escaped segment; " +
 			"contacts its server. With ?client= also the decision for that client, and its rule", (*adminCall).showTool},
 		{get, root + "/tools/changes", "the tools whose definitions have changed, before and after",
 			(*adminCall).listChanges},
@@ -93,20 +94,21 @@ func adminRoutes() []adminRoute {
 			(*adminCall).checkStore},
 		{get, root + "/overview", "the gateways, their URLs, and their activity", (*adminCall).overview},
 		{get, root + "/savings", "how much was kept out of contexts, by tool and by day; " +
-			"with ?price= of a million tokens in money, too", (*adminCall).savings},
-		{get, root + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, " +
-			"with ?after= those since a call, at most ?limit=", (*adminCall).listCalls},
-		{get, root + "/calls/{id}", "one of them, with its arguments and result if the gateway records them",
+			"with ?price=, the price of a million tokens, also as money", (*adminCall).savings},
+		{get, root + "/calls", "the last calls, at most ?limit=; with ?client=, ?server=, ?tool= or ?outcome= only " +
+			"matching calls, with ?after= only calls after the one with this id", (*adminCall).listCalls},
+		{get, root + "/calls/{id}", "one call, with its arguments and result if the gateway records them",
 			(*adminCall).showCall},
-		{get, root + "/calls/{id}/originals/{original}", "the original of a text that was cut in its result, if it is kept",
-			(*adminCall).showOriginal},
+		{get, root + "/calls/{id}/originals/{original}", "the original of a text that was cut in the result of a call, " +
+			"if it is kept", (*adminCall).showOriginal},
 		{get, root + "/conversations", "what tool_result_mask has removed from requests to models, by route",
 			(*adminCall).listConversations},
 		{get, root + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
 		{get, root + "/metrics", "all metrics of these modules", (*adminCall).showMetrics},
 		{get, root + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
-		{post, root + "/templates", "adds one, or replaces the one with its name", (*adminCall).putTemplate},
-		{http.MethodDelete, root + "/templates/{name}", "removes one", (*adminCall).deleteTemplate},
+		{post, root + "/templates", "adds a resource template, or replaces the one with its name",
+			(*adminCall).putTemplate},
+		{http.MethodDelete, root + "/templates/{name}", "removes a resource template", (*adminCall).deleteTemplate},
 	}
 }
 
@@ -151,11 +153,11 @@ type adminCall struct {
 	r   *http.Request
 
 	wroteHeader  bool   // part of the response has been written
-	action       string // what it changes, for the log; empty for nothing
-	gateway      string // as requested, then the name of the gateway found
-	server, name string // target of the change, for the log
-	client       string // client to act as; empty for none
-	user         string // user of mcp_console; empty for none
+	action       string // for the log; empty for a request that only reads
+	gateway      string // requested name or path, then the name of the gateway found
+	server, name string // target of the action, for the log
+	client       string // client as which a tool is called; empty for the operator
+	user         string // user of mcp_console; empty if unknown
 }
 
 func adminErrorf(status int, code, format string, args ...any) *adminapi.Error {
@@ -166,7 +168,7 @@ func notFound(format string, args ...any) *adminapi.Error {
 	return adminErrorf(http.StatusNotFound, "not_found", format, args...)
 }
 
-func invalid(err error) *adminapi.Error {
+func invalidRequest(err error) *adminapi.Error {
 	return adminErrorf(http.StatusBadRequest, "invalid_request", "%v", err)
 }
 
@@ -181,9 +183,9 @@ func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMe
 	return call.write(status, "application/json", answer)
 }
 
-// run runs the method of the request, and logs it if it is a change.
+// run runs the method of the request, and logs it if it is an action.
 func (c *adminCall) run(methods adminMethods) (status int, answer any) {
-	status, answer, err := c.answer(methods)
+	status, answer, err := c.dispatch(methods)
 	outcome := "ok"
 	if err != nil {
 		var failure *adminapi.Error
@@ -203,7 +205,7 @@ func (c *adminCall) run(methods adminMethods) (status int, answer any) {
 		if c.user != "" {
 			fields = append(fields, zap.String("user", c.user))
 		}
-		c.api.log().Info("control", fields...)
+		c.api.log().Info("admin action", fields...)
 	}
 	return status, answer
 }
@@ -220,10 +222,10 @@ func (c *adminCall) write(status int, contentType string, part any) error {
 	return encoder.Encode(part)
 }
 
-// answer runs the method of the request.
-func (c *adminCall) answer(methods adminMethods) (status int, answer any, err error) {
+// dispatch calls the function for the method of the request.
+func (c *adminCall) dispatch(methods adminMethods) (status int, answer any, err error) {
 	if len(methods) == 0 {
-		return 0, nil, notFound("nothing is served at %s", c.r.URL.Path)
+		return 0, nil, notFound("unknown path %s; GET /mcp_gateway lists all paths", c.r.URL.Path)
 	}
 	method := methods[c.r.Method]
 	if method == nil {
@@ -246,7 +248,7 @@ func (c *adminCall) decode(into any, optional bool) error {
 	body, err := io.ReadAll(io.LimitReader(c.r.Body, adminapi.MaxBody+1))
 	switch {
 	case err != nil:
-		return invalid(fmt.Errorf("read the request: %w", err))
+		return invalidRequest(fmt.Errorf("read the request: %w", err))
 	case len(body) > adminapi.MaxBody:
 		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large",
 			"the request has more than %d bytes", adminapi.MaxBody)
@@ -256,15 +258,15 @@ func (c *adminCall) decode(into any, optional bool) error {
 	case len(body) == 0 && optional:
 		return nil
 	case !bytes.HasPrefix(body, []byte("{")):
-		return invalid(errors.New("the request must be a JSON object"))
+		return invalidRequest(errors.New("the request must be a JSON object"))
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
-		return invalid(rewordJSONError(err))
+		return invalidRequest(rewordJSONError(err))
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return invalid(errors.New("unexpected data after the JSON object of the request"))
+		return invalidRequest(errors.New("unexpected data after the JSON object of the request"))
 	}
 	return nil
 }
@@ -302,7 +304,8 @@ func (c *adminCall) gateways() (found []*Handler, err error) {
 	return found, nil
 }
 
-// oneGateway returns the only requested gateway for which has returns true.
+// oneGateway returns the only requested gateway for which has returns true. what is the thing to
+// find there, for the error.
 func (c *adminCall) oneGateway(what string, has func(*Handler) bool) (*Handler, error) {
 	found, err := c.gateways()
 	if err != nil {
@@ -313,14 +316,14 @@ func (c *adminCall) oneGateway(what string, has func(*Handler) bool) (*Handler, 
 		return nil, notFound("%s not found", what)
 	}
 	if len(found) > 1 {
-		return nil, ambiguous(found)
+		return nil, ambiguousError(found)
 	}
 	c.gateway = found[0].Name
 	return found[0], nil
 }
 
-// ambiguous is the error that several gateways match. It says how to select one.
-func ambiguous(found []*Handler) *adminapi.Error {
+// ambiguousError returns the error that several gateways match. It says how to select one.
+func ambiguousError(found []*Handler) *adminapi.Error {
 	var names []string
 	for _, h := range found {
 		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))

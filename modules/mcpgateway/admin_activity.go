@@ -55,8 +55,8 @@ func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
 	return status
 }
 
-// charsPerToken is the estimated number of characters per token. Only the length of cut text is
-// known.
+// charsPerToken is the estimated number of characters per token. Tokens cannot be counted, because
+// only the length of cut text is known.
 const charsPerToken = 4
 
 // newSaving returns a saving at a price per million tokens.
@@ -69,7 +69,7 @@ func newSaving(sums activity.Sums, price float64) adminapi.Saving {
 func (c *adminCall) savings() (int, any, error) {
 	price, err := strconv.ParseFloat(cmp.Or(c.r.URL.Query().Get("price"), "0"), 64)
 	if err != nil || !(price >= 0 && price <= 1e6) {
-		return 0, nil, invalid(errors.New("price: must be a number, the price of a million tokens"))
+		return 0, nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()
 	all := adminapi.Savings{
@@ -119,7 +119,7 @@ func (c *adminCall) listCalls() (int, any, error) {
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < 0 || n > number.max {
-			return 0, nil, invalid(fmt.Errorf("%s: must be a number from 0 to %d", number.name, number.max))
+			return 0, nil, invalidRequest(fmt.Errorf("%s: must be a number from 0 to %d", number.name, number.max))
 		}
 		*number.into = n
 	}
@@ -129,8 +129,9 @@ func (c *adminCall) listCalls() (int, any, error) {
 	}
 	calls := activity.Process.Calls(after, int(limit), func(call *activity.Call) bool {
 		outcome := query.Get("outcome")
-		return fits("gateway", call.Gateway) && fits("client", call.Client) && fits("server", call.Server) &&
-			fits("tool", call.Name) && (outcome == "" || outcome == call.Outcome || outcome == "failed" && call.Failed())
+		return fits("gateway", call.Gateway) && fits("client", call.Client) &&
+			fits("server", call.Server) && fits("tool", call.Name) &&
+			(outcome == "" || outcome == call.Outcome || outcome == "failed" && call.Failed())
 	})
 	for i, call := range calls {
 		listed := *call
@@ -153,7 +154,7 @@ func (c *adminCall) showCall() (int, any, error) {
 func (c *adminCall) findCall() (*activity.Call, error) {
 	id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
 	if err != nil {
-		return nil, invalid(errors.New("id: must be a number"))
+		return nil, invalidRequest(errors.New("id: must be a number"))
 	}
 	call := activity.Process.Call(id)
 	if call == nil {

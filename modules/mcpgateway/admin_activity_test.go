@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// newActivity returns the API of a gateway, with no earlier calls.
+// newActivity returns the admin API of a gateway without earlier calls.
 func newActivity(t *testing.T, config string) (*adminTest, *Handler) {
 	t.Helper()
 	all := activity.Process
@@ -25,8 +25,8 @@ func newActivity(t *testing.T, config string) (*adminTest, *Handler) {
 	return a, registry.current()[0]
 }
 
-// active returns a gateway with a mask, and more of its configuration.
-func active(more string) string {
+// activeConfig returns the configuration of a gateway with a mask. more is added to it.
+func activeConfig(more string) string {
 	return `{"name":"one",` + more + `"mask":{"max_chars":200,"head_chars":100,"tail_chars":100,"recover":{}},"focus":{},
 		"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["sample::read_image"]}],"redact":["circuit \\w+"],"redact_fields":["password"]},{"name":"bob"}],
 		"servers":[` + serverOf("sample", `{"handler":"mcp_sample"}`) + `,` + serverOf("dead", proxyTo("", "127.0.0.1:9")) +
@@ -44,8 +44,8 @@ type agentTest struct {
 
 // agents returns a client for each endpoint and era.
 func agents(t *testing.T, h *Handler, name string) map[string]*agentTest {
-	w := servesUser(t, h, name,
-		posting("/mcp",
+	w := serveAs(t, h, name,
+		newPost("/mcp",
 			`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
 				`"clientInfo":{"name":"x","version":"1"}}}`))
 	return map[string]*agentTest{
@@ -72,7 +72,7 @@ func (a *agentTest) call(tool, arguments string) *httptest.ResponseRecorder {
 		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 			`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 	}
-	return servesUser(a.T, a.h, a.name, posting(a.path, fmt.Sprintf(
+	return serveAs(a.T, a.h, a.name, newPost(a.path, fmt.Sprintf(
 		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":%q,"arguments":%s%s}}`, tool, arguments, meta),
 		headers...))
 }
@@ -85,7 +85,7 @@ func (a *adminTest) calls(query string) (calls []activity.Call) {
 }
 
 func TestAdminCalls(t *testing.T) {
-	a, h := newActivity(t, active(""))
+	a, h := newActivity(t, activeConfig(""))
 	for name, agent := range agents(t, h, "ann") {
 		t.Run(name, func(t *testing.T) {
 			said := agent.call("read_log", `{"lines":100,"password":"abc"}`)
@@ -96,7 +96,7 @@ func TestAdminCalls(t *testing.T) {
 			}
 			if failed := calls[1]; failed.Outcome != "error" || failed.ErrorCode != -32602 ||
 				!strings.Contains(said.Body.String(), "-32602") {
-				t.Errorf("answered %s, kept %+v", said.Body, failed)
+				t.Errorf("response %s, recorded %+v", said.Body, failed)
 			}
 			call := calls[0]
 			if call.Gateway != "one" || call.Client != "ann" || call.Server != "sample" || call.Name != "read_log" ||
@@ -118,8 +118,8 @@ func TestAdminCalls(t *testing.T) {
 	}
 }
 
-func TestAdminCallsAreFound(t *testing.T) {
-	a, h := newActivity(t, active(""))
+func TestAdminCallsQueries(t *testing.T) {
+	a, h := newActivity(t, activeConfig(""))
 	ann, bob := agents(t, h, "ann")["/mcp"], agents(t, h, "bob")["/mcp"]
 	// 1
 	ann.call("echo", `{"text":"x"}`)
@@ -134,7 +134,8 @@ func TestAdminCallsAreFound(t *testing.T) {
 	// 6
 	a.call("POST", "/mcp_gateway/call", `{"tool":"dead::x"}`, nil)
 	// 7
-	servesUser(t, h, "bob", posting("/mcp", `{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"none:1"}}`,
+	serveAs(t, h, "bob", newPost("/mcp",
+		`{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"none:1"}}`,
 		mcp.SessionHeader, bob.session))
 	for query, want := range map[string][]int64{
 		"":                               {7, 6, 5, 4, 3, 2, 1},
@@ -191,8 +192,8 @@ func TestAdminCallsAreFound(t *testing.T) {
 	}
 }
 
-// Clients that are not authenticated count as one, and cannot displace the calls of others.
-func TestAdminCallsOfStrangers(t *testing.T) {
+// Unauthenticated clients count as one owner, so they cannot displace the calls of others.
+func TestAdminCallsOfUnauthenticatedClients(t *testing.T) {
 	t.Setenv("ANN_TOKEN", "a-token-that-is-long-enough")
 	a, h := newActivity(t,
 		`{"name":"one","record":true,"auth":[{"provider":"token","tokens":[{"token":"{env.ANN_TOKEN}","client":"ann"}]}],
@@ -215,9 +216,9 @@ func TestAdminCallsOfStrangers(t *testing.T) {
 	}
 }
 
-// The result is kept as the client got it, at all endpoints.
+// All endpoints record the result as the client got it.
 func TestAdminCallsAreRecorded(t *testing.T) {
-	a, h := newActivity(t, active(`"record":true,`))
+	a, h := newActivity(t, activeConfig(`"record":true,`))
 	for name, agent := range agents(t, h, "ann") {
 		t.Run(name, func(t *testing.T) {
 			for _, test := range []struct{ tool, arguments, kept, result string }{
@@ -236,10 +237,10 @@ func TestAdminCallsAreRecorded(t *testing.T) {
 				result := string(call.Result)
 				if !strings.Contains(said, `"result":`+result) && !strings.Contains(said, `"error":`+result) ||
 					!strings.Contains(result, test.result) {
-					t.Errorf("%s: kept %s\nof %s", test.tool, result, said)
+					t.Errorf("%s: recorded %s\nresponse %s", test.tool, result, said)
 				}
 				if string(call.Arguments) != test.kept {
-					t.Errorf("%s: kept %s", test.tool, call.Arguments)
+					t.Errorf("%s: recorded %s", test.tool, call.Arguments)
 				}
 			}
 		})
@@ -249,7 +250,7 @@ func TestAdminCallsAreRecorded(t *testing.T) {
 // Text that was redacted before masking stays redacted. Viewing an original does not count as
 // recovering it.
 func TestAdminOriginals(t *testing.T) {
-	a, h := newActivity(t, active(""))
+	a, h := newActivity(t, activeConfig(""))
 	for name, agent := range agents(t, h, "ann") {
 		t.Run(name, func(t *testing.T) {
 			agent.call("read_log", `{"lines":1999}`)
@@ -272,11 +273,11 @@ func TestAdminOriginals(t *testing.T) {
 			var failure struct{ Code string }
 			path = fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID+1, call.Originals[0])
 			if a.call("GET", path, "", &failure); failure.Code != "not_found" {
-				t.Errorf("another call has it: %+v", failure)
+				t.Errorf("another call has the original: %+v", failure)
 			}
 		})
 	}
-	// An operator's call is not redacted, so its originals are not shown to others.
+	// The API does not show originals of an operator's call, because they are not redacted.
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::read_log","texts":{"lines":"1500"}}`, nil)
 	if call := a.calls("?limit=1")[0]; call.CutChars == 0 || len(call.Originals) > 0 {
 		t.Errorf("got %+v", call)
@@ -291,12 +292,12 @@ func TestAdminOriginals(t *testing.T) {
 	registry.remove(h)
 	if res := a.call("GET", fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, call.Originals[0]), "",
 		nil); res.StatusCode != http.StatusNotFound {
-		t.Errorf("without its gateway: got %d", res.StatusCode)
+		t.Errorf("after the gateway was removed: got %d", res.StatusCode)
 	}
 }
 
 func TestAdminOverview(t *testing.T) {
-	a, h := newActivity(t, active(`"record":true,`))
+	a, h := newActivity(t, activeConfig(`"record":true,`))
 	agent := agents(t, h, "ann")["/mcp"]
 	agent.call("read_log", `{}`)
 	agent.call("read_image", `{}`)
@@ -322,17 +323,17 @@ func TestAdminOverview(t *testing.T) {
 	if server.Sessions != 1 || server.Latency == nil || server.Latency.Calls != 1 || server.Latency.P50 <= 0 {
 		t.Errorf("got %+v, %+v", server, server.Latency)
 	}
-	r := posting("/mcp", "", mcp.SessionHeader, agent.session)
+	r := newPost("/mcp", "", mcp.SessionHeader, agent.session)
 	r.Method = http.MethodDelete
-	servesUser(t, h, "ann", r)
+	serveAs(t, h, "ann", r)
 	var servers []adminapi.ServerStatus
 	if a.call("GET", "/mcp_gateway/servers", "", &servers); servers[0].Sessions != 0 {
-		t.Errorf("after its end: got %+v", servers)
+		t.Errorf("after the session ended: got %+v", servers)
 	}
 }
 
 func TestAdminSavings(t *testing.T) {
-	a, h := newActivity(t, active(""))
+	a, h := newActivity(t, activeConfig(""))
 	agent := agents(t, h, "ann")["/mcp"]
 	agent.call("read_log", `{}`)
 	agent.call("echo", `{"text":"x"}`)

@@ -17,7 +17,7 @@ type ToolArgument struct {
 }
 
 // ReadToolArguments returns the arguments in the definition of a tool, in its order. open reports
-// whether the tool accepts others as well. A definition that cannot be read accepts any.
+// whether the tool accepts other arguments as well, which it does if its definition cannot be read.
 func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) {
 	schema := readToolSchema(definition)
 	if !schema.known {

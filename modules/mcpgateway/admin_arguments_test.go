@@ -12,11 +12,11 @@ func TestReadToolArguments(t *testing.T) {
 		want             []ToolArgument
 		open             bool
 	}{
-		{"no JSON", `{`, nil, true},
+		{"invalid JSON", `{`, nil, true},
 		{"no schema", `{"name":"x"}`, nil, true},
 		{"an empty schema", `{"inputSchema":{"type":"object"}}`, nil, true},
 		{"no arguments", `{"inputSchema":{"type":"object","additionalProperties":false}}`, nil, false},
-		{"in the order of the schema",
+		{"the order of the schema",
 			`{"inputSchema":{"required":["b"],"properties":{"z":{"type":"string"},"b":{"type":"integer","default":3},` +
 				`"a":true}}}`, []ToolArgument{
 				{Name: "z", Types: []string{"string"}},
@@ -38,7 +38,7 @@ func TestReadToolArguments(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got, open := ReadToolArguments([]byte(tt.definition))
 			if !reflect.DeepEqual(got, tt.want) || open != tt.open {
-				t.Errorf("%+v, %v", got, open)
+				t.Errorf("got %+v, %v", got, open)
 			}
 		})
 	}

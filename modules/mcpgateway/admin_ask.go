@@ -11,17 +11,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A AdminRequest is a request to the admin API by another module of this process, such as mcp_console.
+// An AdminRequest is a request to the admin API by another module of this process, such as
+// mcp_console.
 type AdminRequest struct {
 	Method  string // GET if empty
 	Path    string // below /mcp_gateway, with query
 	Body    any    // nil for none
-	User    string // for the log; "" if unknown
+	User    string // who acts, for the log; "" if unknown
 	Address string // address of the user, for the log
 }
 
-// RequestAdmin sends a request to the admin API. T is the response type of the route. Errors of the API are
-// *[adminapi.Error].
+// RequestAdmin sends a request to the admin API. T is the response type of the route. Errors of the
+// API are *[adminapi.Error].
 func RequestAdmin[T any](ctx context.Context, q AdminRequest) (T, error) {
 	var none T
 	answer, err := q.send(ctx)
@@ -45,7 +46,7 @@ func (q *AdminRequest) send(ctx context.Context) (any, error) {
 	}
 	r, err := http.NewRequestWithContext(ctx, q.Method, "/mcp_gateway"+q.Path, bytes.NewReader(body))
 	if err != nil {
-		return nil, invalid(err)
+		return nil, invalidRequest(err)
 	}
 	r.RemoteAddr = q.Address
 	answer := &directResponse{user: q.User, header: http.Header{}}
@@ -56,7 +57,7 @@ func (q *AdminRequest) send(ctx context.Context) (any, error) {
 	return answer.value, nil
 }
 
-// directMux serves the routes of the admin API to an directResponse.
+// directMux serves the routes of the admin API. The response writer must be a directResponse.
 var directMux = sync.OnceValue(func() *http.ServeMux {
 	mux := http.NewServeMux()
 	for path, methods := range adminPaths() {
@@ -69,7 +70,7 @@ var directMux = sync.OnceValue(func() *http.ServeMux {
 	return mux
 })
 
-// An directResponse receives the value of a response before it is encoded. Writes to it are discarded:
+// A directResponse receives the value of a response instead of its encoding. It discards writes:
 // routes write only if a request asks for progress.
 type directResponse struct {
 	user   string

@@ -28,12 +28,12 @@ func (c *adminCall) call() (int, any, error) {
 	}
 	c.name, c.client = mcp.Shortened(wanted.Tool), mcp.Shortened(wanted.Client)
 	if wanted.Tool == "" {
-		return 0, nil, invalid(errors.New("tool: missing"))
+		return 0, nil, invalidRequest(errors.New("tool: missing"))
 	}
 	if wanted.Raw && wanted.Both {
-		return 0, nil, invalid(errors.New("both: not allowed together with raw"))
+		return 0, nil, invalidRequest(errors.New("both: not allowed together with raw"))
 	}
-	patience, err := readTimeout(wanted.Timeout)
+	timeout, err := readTimeout(wanted.Timeout)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -48,9 +48,9 @@ func (c *adminCall) call() (int, any, error) {
 	}
 	c.server = server
 	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
-	o.Patience, o.Raw, o.KeepServerResult = patience, wanted.Raw, wanted.Both
+	o.Patience, o.Raw, o.KeepServerResult = timeout, wanted.Raw, wanted.Both
 	if s := h.byName[c.server]; s != nil {
-		s.upstreams.skipPauses()
+		s.upstreams.skipBackoff()
 	}
 	began := time.Now()
 	answer := newCallResponse(func(progress json.RawMessage) {
@@ -75,8 +75,8 @@ func (c *adminCall) call() (int, any, error) {
 	}, nil
 }
 
-// gatewayWithTool returns the only gateway that has the tool, or that could have it. If client is not
-// empty, the gateway must be able to serve that client.
+// gatewayWithTool returns the only gateway that has the server of a tool. If none has it, it
+// returns the only gateway. If client is not empty, the gateway must be able to serve that client.
 func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
 	found, err := c.gateways()
 	if err != nil {
@@ -99,13 +99,14 @@ func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
 		found = having
 	}
 	if len(found) > 1 {
-		return nil, ambiguous(found)
+		return nil, ambiguousError(found)
 	}
 	return found[0], nil
 }
 
-// callArguments returns the arguments of a call, with texts converted to the types of the tool.
-// Without a tool, texts are strings.
+// callArguments returns the arguments of a call, with texts converted to the types of the tool. If
+// the tool is unknown, texts are strings; if names has the tools of the server, an unknown tool is
+// an error.
 func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) ([]byte, error) {
 	if tool == nil && names != nil {
 		return nil, unknownToolError(wanted.Tool, names)
@@ -119,14 +120,15 @@ func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string
 	for _, name := range slices.Sorted(maps.Keys(wanted.Texts)) {
 		value, err := schema.argument(name, wanted.Texts[name])
 		if err != nil {
-			return nil, invalid(err)
+			return nil, invalidRequest(err)
 		}
 		all[name] = value
 	}
 	return json.Marshal(all)
 }
 
-// unknownServerError is the error that the name of a tool does not start with the name of a server.
+// unknownServerError returns the error that the name of a tool does not start with the name of a
+// server.
 func (h *Handler) unknownServerError(tool string) error {
 	var names []string
 	for _, s := range h.Servers {
@@ -140,12 +142,13 @@ func (h *Handler) unknownServerError(tool string) error {
 		mcp.Shortened(tool), mcp.Separator, similarNames(server, names, "servers"))
 }
 
-// unknownToolError is the error that a tool does not exist.
+// unknownToolError returns the error that a tool does not exist.
 func unknownToolError(name string, names []string) error {
 	return notFound("unknown tool %q; %s", mcp.Shortened(name), similarNames(name, names, "tools"))
 }
 
-// similarNames lists the names that are similarNames to name or, if there are none, all names.
+// similarNames lists the names that are similar to name or, if none is, all names. what is the word
+// for them.
 func similarNames(name string, names []string, what string) string {
 	if near := words.Nearest(name, names); len(near) > 0 {
 		return "similar names: " + strings.Join(near, ", ")
@@ -224,7 +227,8 @@ func (a *callResponse) failure(server string) error {
 	return adminErrorf(statusOfCode(symbol, a.Status()), symbol, "%s", message)
 }
 
-// statusOfCode returns the status for an error of a call. Clients get most errors with status 200.
+// statusOfCode returns the status for the error of a call. The gateway sends most errors with
+// status 200, so the code decides.
 func statusOfCode(symbol string, status int) int {
 	switch {
 	case status >= 400:

@@ -27,8 +27,8 @@ func TestAdminCall(t *testing.T) {
 	for _, tt := range []struct {
 		name, request string
 		status        int
-		want          string // in the answer
-		not           string // in the answer
+		want          string // in the response
+		not           string // not in the response
 	}{
 		{"a text that is an integer", `{"tool":"sample::read_log","texts":{"lines":"1"}}`, 200, `circuit opened`, "obs_"},
 		{"the separator of the gateway", `{"tool":"sample__echo","arguments":{"text":"<b>"}}`, 200, `"text":"<b>"`, ""},
@@ -37,17 +37,18 @@ func TestAdminCall(t *testing.T) {
 		{"raw", `{"tool":"sample__read_log","texts":{"lines":"100"},"raw":true}`, 200, "path=/orders/5676", "obs_"},
 		{"a focus", `{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"}}`, 200, "obs_",
 			"unknown"},
-		{"a client that may not", `{"tool":"sample__read_log","client":"ann"}`, 403, `"acl_denied"`, ""},
-		{"a client that may, redacted", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann"}`, 200,
+		{"a client that may not use the tool", `{"tool":"sample__read_log","client":"ann"}`, 403, `"acl_denied"`, ""},
+		{"a client with redaction", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann"}`, 200,
 			`"text":"a `, "s3cret"},
-		{"the same raw", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann","raw":true}`, 200, "s3cret", ""},
+		{"raw with redaction", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann","raw":true}`, 200,
+			"s3cret", ""},
 		{"a client with a rate", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 200, `"x"`, ""},
-		{"a client that has used it up", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 429,
+		{"a client above its rate", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 429,
 			`"rate_limited"`, ""},
 		{"an unknown client", `{"tool":"sample__echo","client":"bob"}`, 404, `unknown client \"bob\"`, ""},
 		{"a similar name", `{"tool":"sample__read_lag"}`, 404, `similar names: sample__read_log`, ""},
 		{"an unknown server", `{"tool":"simple::echo"}`, 404, `names are server::tool; similar names: sample`, ""},
-		{"no server at all", `{"tool":"xyz"}`, 404, `servers: sample, proxied, dead`, ""},
+		{"a tool without a server", `{"tool":"xyz"}`, 404, `servers: sample, proxied, dead`, ""},
 		{"an unknown argument", `{"tool":"sample__echo","texts":{"txt":"x"}}`, 400,
 			`unknown argument \"txt\"; the tool has: text, focus`, ""},
 		{"a tool without arguments", `{"tool":"sample__list_files","texts":{"x":"1"}}`, 400, `the tool has: focus`, ""},
@@ -55,7 +56,7 @@ func TestAdminCall(t *testing.T) {
 			`lines: \"two\" is not of type integer`, ""},
 		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1}}`, 502, `server_error -32602`, ""},
 		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"}}`, 200, `isError`, ""},
-		{"a server that is down", `{"tool":"dead__x"}`, 502, `MCP server dead is unavailable: connection refused`, ""},
+		{"an unavailable server", `{"tool":"dead__x"}`, 502, `MCP server dead is unavailable: connection refused`, ""},
 		{"no tool", `{}`, 400, `tool: missing`, ""},
 		{"a timeout that is not a duration", `{"tool":"x","timeout":"soon"}`, 400, `timeout: \"soon\"`, ""},
 		{"a wrong type in the request", `{"tool":"x","raw":"yes"}`, 400, `raw: must be true or false`, ""},
@@ -69,7 +70,7 @@ func TestAdminCall(t *testing.T) {
 				t.Errorf("got %d %.600s", res.StatusCode, body)
 			}
 			if line := a.audited(); line["action"] != "call" {
-				t.Errorf("in the log: %v", line)
+				t.Errorf("logged %v", line)
 			}
 		})
 	}
@@ -81,7 +82,7 @@ func TestAdminCallInTheLog(t *testing.T) {
 	line := a.audited()
 	if line["mcp_server"] != "sample" || line["name"] != "sample::echo" || line["client"] != "ann" ||
 		line["outcome"] != "ok" || line["gateway"] != "one" {
-		t.Errorf("got %v", line)
+		t.Errorf("logged %v", line)
 	}
 }
 
@@ -118,7 +119,7 @@ func TestAdminCheck(t *testing.T) {
 		`"transport":{"protocol":"mcp_stdio","command":["/no/such/program"]}}]}]},`+
 		`{"name":"hung","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"hung:1"}],`+
 		`"transport":{"protocol":"mcp_stdio","command":["sh","-c","cat >/dev/null"],"stop_grace":100000000}}]}]}]}`)
-	for range 2 { // an earlier failure does not matter
+	for range 2 { // earlier failures do not matter
 		for _, tt := range []struct {
 			name, server, body string
 			up                 bool
@@ -128,8 +129,8 @@ func TestAdminCheck(t *testing.T) {
 			{"handlers", "sample", "", true, 4, "", ""},
 			{"a child process", "alpha", "", true, -1, "", ""},
 			{"a dead port", "dead", "", false, 0, "connect_error", "connect: connection refused"},
-			{"a program that is missing", "gone", "", false, 0, "connect_error", "/no/such/program"},
-			{"a program that says nothing", "hung", `{"timeout":"200ms"}`, false, 0, "timeout", "no response within 200ms"},
+			{"a missing program", "gone", "", false, 0, "connect_error", "/no/such/program"},
+			{"a silent program", "hung", `{"timeout":"200ms"}`, false, 0, "timeout", "no response within 200ms"},
 		} {
 			var got adminapi.ServerCheck
 			res := a.call("POST", "/mcp_gateway/servers/"+tt.server+"/check", tt.body, &got)
@@ -184,32 +185,32 @@ func TestAdminCallBoth(t *testing.T) {
 	const tool = `{"name":"x","inputSchema":{"type":"object"}}`
 	long := strings.Repeat("a s3cret line\\n", 100)
 	result := `{"resultType":"complete","content":[{"type":"text","text":"` + long + `"}]}`
-	answer := func(got witnessed) string {
+	answer := func(got receivedRequest) string {
 		var call struct{ ID json.RawMessage }
 		_ = json.Unmarshal([]byte(got.body), &call)
 		return `{"jsonrpc":"2.0","id":` + string(call.ID) + `,"result":` + result + `}`
 	}
-	plain := func(w http.ResponseWriter, got witnessed) { says(w, got, result) }
-	var begun witnessed
+	plain := func(w http.ResponseWriter, got receivedRequest) { respond(w, got, result) }
+	var begun receivedRequest
 	for _, tt := range []struct {
 		name   string
 		modern bool
-		call   func(http.ResponseWriter, witnessed)
+		call   func(http.ResponseWriter, receivedRequest)
 	}{
 		{"legacy", false, plain},
 		{"modern", true, plain},
-		{"as events", false, func(w http.ResponseWriter, got witnessed) {
-			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`,
+		{"events", false, func(w http.ResponseWriter, got receivedRequest) {
+			respondEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`,
 				answer(got))
 		}},
-		{"compressed", true, func(w http.ResponseWriter, got witnessed) {
+		{"compressed", true, func(w http.ResponseWriter, got receivedRequest) {
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("Content-Encoding", "gzip")
 			zipped := gzip.NewWriter(w)
 			_, _ = io.WriteString(zipped, answer(got))
 			_ = zipped.Close()
 		}},
-		{"in a stream that is resumed", false, func(w http.ResponseWriter, got witnessed) {
+		{"a resumed stream", false, func(w http.ResponseWriter, got receivedRequest) {
 			if got.method == http.MethodPost {
 				begun = got
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -219,11 +220,11 @@ func TestAdminCallBoth(t *testing.T) {
 						"\n\ndata: {\"torn")
 				return
 			}
-			saysInEvents(w, answer(begun))
+			respondEvents(w, answer(begun))
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			server := toolbox(t, tt.modern, tool, tt.call)
+			server := newToolServer(t, tt.modern, tool, tt.call)
 			a := newAdmin(t,
 				`{"name":"one","mask":{"max_chars":200,"head_chars":50,"tail_chars":50,"recover":{}},"clients":[{"name":"ann",`+
 					`"redact":["s3cret"]}],`+
@@ -238,13 +239,13 @@ func TestAdminCallBoth(t *testing.T) {
 				t.Errorf("got %.1200s", text)
 			}
 			calls := 0
-			for _, got := range server.saw() {
+			for _, got := range server.requests() {
 				if got.is("tools/call") {
 					calls++
 				}
 			}
 			if calls != 1 {
-				t.Errorf("the tool was called %d times", calls)
+				t.Errorf("the tool was called %d times, want 1", calls)
 			}
 			var alone adminapi.CallReport
 			if a.call("POST", "/mcp_gateway/call", `{"tool":"box::y"}`, &alone); alone.Raw != nil || alone.Result == nil {
@@ -254,21 +255,21 @@ func TestAdminCallBoth(t *testing.T) {
 	}
 }
 
-func TestAdminCallBothOf(t *testing.T) {
+func TestAdminCallBothKinds(t *testing.T) {
 	a := newAdmin(t, callable)
 	for _, tt := range []struct {
 		name, request string
 		status        int
 		raw, want     string // prefix of raw, and another part of the response
 	}{
-		{"handlers, with a focus",
+		{"handlers with a focus",
 			`{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"},"both":true}`, 200,
 			`{"content":[{"type":"text","text":"2026-`, "obs_"},
 		{"a child process", `{"tool":"proxied__echo","texts":{"text":"x"},"both":true}`, 200, `{"`, "result"},
 		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"},"both":true}`, 200, ``, "isError"},
 		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1},"both":true}`, 502, ``,
 			"server_error -32602"},
-		{"raw, too", `{"tool":"sample__echo","raw":true,"both":true}`, 400, ``, "both: not allowed together with raw"},
+		{"raw and both", `{"tool":"sample__echo","raw":true,"both":true}`, 400, ``, "both: not allowed together with raw"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got adminapi.CallReport
@@ -284,21 +285,21 @@ func TestAdminCallBothOf(t *testing.T) {
 }
 
 // The copy of a long response is limited. The result is not.
-func TestAdminCallBothOfMuch(t *testing.T) {
+func TestAdminCallBothLong(t *testing.T) {
 	const chars = 3 << 20
 	long := strings.Repeat("é", chars/2)
 	for _, compressed := range []bool{false, true} {
-		server := toolbox(t, false, `{"name":"x","inputSchema":{"type":"object"}}`,
-			func(w http.ResponseWriter, got witnessed) {
+		server := newToolServer(t, false, `{"name":"x","inputSchema":{"type":"object"}}`,
+			func(w http.ResponseWriter, got receivedRequest) {
 				if compressed {
 					w.Header().Set("Content-Encoding", "gzip")
 					zipped := gzip.NewWriter(w)
 					defer zipped.Close()
 					w = zippedResponse{w, zipped}
 				}
-				says(w, got, `{"content":[{"type":"text","text":"x`+long+`"}]}`)
+				respond(w, got, `{"content":[{"type":"text","text":"x`+long+`"}]}`)
 			})
-		a := newAdmin(t, `{"name":"one","mask":{},"servers":[`+server.line("box")+`]}`)
+		a := newAdmin(t, `{"name":"one","mask":{},"servers":[`+server.config("box")+`]}`)
 		var got adminapi.CallReport
 		a.call("POST", "/mcp_gateway/call", `{"tool":"box::x","both":true}`, &got)
 		var raw string
@@ -316,7 +317,7 @@ func TestAdminCallBothOfMuch(t *testing.T) {
 	}
 }
 
-// A zippedResponse is written compressed.
+// A zippedResponse compresses its body.
 type zippedResponse struct {
 	http.ResponseWriter
 	to io.Writer

@@ -26,13 +26,14 @@ func readTimeout(text string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 || d > maxTimeout {
-		return 0, invalid(fmt.Errorf("timeout: %q must be a duration such as 30s, at most %s",
+		return 0, invalidRequest(fmt.Errorf("timeout: %q must be a duration such as 30s, at most %s",
 			mcp.Shortened(text), maxTimeout))
 	}
 	return d, nil
 }
 
-// check connects to a server, even if it is known to be down. A server has one check at a time.
+// check connects to a server, even if it is known to be down. Only one check of a server runs at a
+// time.
 func (c *adminCall) check() (int, any, error) {
 	h, s, err := c.startChange("check")
 	if err != nil {
@@ -44,11 +45,11 @@ func (c *adminCall) check() (int, any, error) {
 	if err := c.decode(&options, true); err != nil {
 		return 0, nil, err
 	}
-	patience, err := readTimeout(options.Timeout)
+	timeout, err := readTimeout(options.Timeout)
 	if err != nil {
 		return 0, nil, err
 	}
-	ctx, cancel := context.WithTimeout(c.r.Context(), patience)
+	ctx, cancel := context.WithTimeout(c.r.Context(), timeout)
 	defer cancel()
 	select {
 	case s.checking <- struct{}{}:
@@ -56,15 +57,15 @@ func (c *adminCall) check() (int, any, error) {
 	case <-ctx.Done():
 		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of server %q is still running", s.Name)
 	}
-	return http.StatusOK, h.check(ctx, s, patience), nil
+	return http.StatusOK, h.check(ctx, s, timeout), nil
 }
 
-// check connects to a server and counts its lists.
-func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) adminapi.ServerCheck {
-	s.upstreams.skipPauses()
+// check connects to a server and counts the items of its lists.
+func (h *Handler) check(ctx context.Context, s *Server, timeout time.Duration) adminapi.ServerCheck {
+	s.upstreams.skipBackoff()
 	began := time.Now()
 	o := h.gateway.NewOperator(operatorRequest(ctx), "")
-	o.Patience = patience
+	o.Patience = timeout
 	found := o.Check(s.Name)
 	check := adminapi.ServerCheck{
 		Gateway: h.Name, Path: h.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
@@ -105,8 +106,8 @@ func (c *adminCall) checkStore() (int, any, error) {
 	return http.StatusOK, store.Check(c.r.Context()), nil
 }
 
-// sharedStore returns the store that gateways share with other replicas, or nil. A configuration has
-// at most one. Without gateways, other handlers may use it.
+// sharedStore returns the store that gateways share with other replicas, or nil. A configuration
+// has at most one store, which handlers other than gateways may use, too.
 func sharedStore(gateways []*Handler) (*mcpstore.Store, error) {
 	if len(gateways) == 0 {
 		return mcpstore.Active()
@@ -114,7 +115,8 @@ func sharedStore(gateways []*Handler) (*mcpstore.Store, error) {
 	return gateways[0].store, nil
 }
 
-// withoutAddress removes the dialed address from the reason of a fault. The URL names it as well.
+// withoutAddress removes the dialed address from the reason of a fault, because the URL contains
+// it.
 func withoutAddress(reason string) string {
 	if address, cause, ok := strings.Cut(reason, ": "); ok && strings.HasPrefix(address, "dial ") {
 		return cause
@@ -131,9 +133,9 @@ func operatorRequest(ctx context.Context) *http.Request {
 	return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), noResponse{}, new(caddyhttp.Server))
 }
 
-// skipPauses skips the pauses before child processes are restarted.
-func (u *upstreams) skipPauses() {
+// skipBackoff ends the pauses before child processes are restarted.
+func (u *upstreams) skipBackoff() {
 	for _, c := range u.children {
-		c.transport.Hurry(c.host)
+		c.transport.SkipBackoff(c.host)
 	}
 }

@@ -106,7 +106,7 @@ func (c *adminCall) showServer() (int, any, error) {
 	return http.StatusOK, h.status(s), nil
 }
 
-// startChange finds the server to startChange, and sets the action for the log.
+// startChange returns the server in the path, and sets the action for the log.
 func (c *adminCall) startChange(action string) (*Handler, *Server, error) {
 	c.action, c.server = action, c.r.PathValue("server")
 	h, s, err := c.findServer()
@@ -116,8 +116,8 @@ func (c *adminCall) startChange(action string) (*Handler, *Server, error) {
 	return h, s, err
 }
 
-// restart restarts the child processes of a server, one address after the other, so that others
-// keep running.
+// restart restarts the child processes of a server. If the server has several addresses, it
+// restarts one after the other, so that the others keep running.
 func (c *adminCall) restart() (int, any, error) {
 	h, s, err := c.startChange("restart")
 	if err != nil {
@@ -194,9 +194,9 @@ func (c *adminCall) accept() (int, any, error) {
 	}
 	switch {
 	case which.Seen != nil && which.Tool == "":
-		return 0, nil, invalid(errors.New("tool: missing, but required with seen"))
+		return 0, nil, invalidRequest(errors.New("tool: missing, but required with seen"))
 	case which.Seen != nil && seen == "":
-		return 0, nil, invalid(errors.New("seen: empty"))
+		return 0, nil, invalidRequest(errors.New("seen: empty"))
 	}
 	accepted, err := h.acceptTools(s, which.Tool, seen)
 	switch {

@@ -47,7 +47,7 @@ func (c *adminCall) putTemplate() (int, any, error) {
 	created := false
 	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
 		if created, err = set.Put(body.Template); err != nil {
-			return invalid(err)
+			return invalidRequest(err)
 		}
 		return nil
 	}); err != nil {

@@ -31,7 +31,7 @@ type adminTest struct {
 
 func newAdmin(t *testing.T, configs ...string) *adminTest {
 	t.Helper()
-	alone(t)
+	isolateRegistry(t)
 	core, logs := observer.New(zap.InfoLevel)
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)
@@ -49,13 +49,13 @@ func newAdmin(t *testing.T, configs ...string) *adminTest {
 	}
 	for _, config := range configs {
 		h := adaptGateway(t, config)
-		h.generation = t // all belong to one configuration
+		h.generation = t // the gateways belong to one configuration
 		registry.add(h)
 	}
 	return a
 }
 
-// call sends a request, and decodes the response into answer unless that is nil.
+// call sends a request, and decodes the response into answer unless answer is nil.
 func (a *adminTest) call(method, path, body string, answer any) *http.Response {
 	a.Helper()
 	w := httptest.NewRecorder()
@@ -78,8 +78,8 @@ func (a *adminTest) call(method, path, body string, answer any) *http.Response {
 func (a *adminTest) audited() map[string]any {
 	a.Helper()
 	lines := a.logs.All()
-	if len(lines) == 0 || lines[len(lines)-1].Message != "control" {
-		a.Fatalf("in the log: %v", lines)
+	if len(lines) == 0 || lines[len(lines)-1].Message != "admin action" {
+		a.Fatalf("logged %v", lines)
 	}
 	return lines[len(lines)-1].ContextMap()
 }
@@ -103,24 +103,25 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 		{"the restart of an unknown server", "POST", "/mcp_gateway/servers/none/restart", "", 404, "not_found", `"none"`},
 		{"an unknown gateway", "GET", "/mcp_gateway/servers?gateway=three", "", 404, "not_found", `"three"`},
 		{"a server of two gateways", "GET", "/mcp_gateway/servers/web", "", 409, "ambiguous", `"one" at /mcp, "two" at /two`},
-		{"the restart of one of two", "POST", "/mcp_gateway/servers/web/restart", "", 409, "ambiguous", "?gateway="},
-		{"the restart of one that is no child", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409,
+		{"the restart of a server of two gateways", "POST", "/mcp_gateway/servers/web/restart", "", 409, "ambiguous",
+			"?gateway="},
+		{"the restart of a server without children", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409,
 			"no_child_process", "has no child process"},
 		{"a restart by GET", "GET", "/mcp_gateway/servers/web/restart", "", 405, "method_not_allowed", "GET"},
 		{"a change of the index", "POST", "/mcp_gateway", "", 405, "method_not_allowed", "POST"},
-		{"another method", "PUT", "/mcp_gateway/templates", "", 405, "method_not_allowed", "PUT"},
-		{"nothing", "GET", "/mcp_gateway/nothing", "", 404, "not_found", "/mcp_gateway/nothing"},
+		{"an unsupported method", "PUT", "/mcp_gateway/templates", "", 405, "method_not_allowed", "PUT"},
+		{"an unknown path", "GET", "/mcp_gateway/nothing", "", 404, "not_found", "/mcp_gateway/nothing"},
 		{"a tool that has not changed", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"nope"}`, 404, "not_found",
 			"nope"},
-		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400,
+		{"an acceptance with an unknown member", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400,
 			"invalid_request", `unknown member "tools"`},
-		{"an acceptance of nothing in particular", "POST", "/mcp_gateway/servers/b%20c/accept", `null`, 400,
+		{"an acceptance that is null", "POST", "/mcp_gateway/servers/b%20c/accept", `null`, 400,
 			"invalid_request", "the request must be a JSON object"},
-		{"an acceptance of what was seen of all tools", "POST", "/mcp_gateway/servers/b%20c/accept", `{"seen":"0"}`, 400,
+		{"an acceptance with seen and no tool", "POST", "/mcp_gateway/servers/b%20c/accept", `{"seen":"0"}`, 400,
 			"invalid_request", "tool: missing"},
-		{"an acceptance of what was not seen", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":""}`, 400,
+		{"an acceptance with an empty seen", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":""}`, 400,
 			"invalid_request", "seen: empty"},
-		{"an acceptance by something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":{}}`, 400,
+		{"an acceptance with seen as an object", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":{}}`, 400,
 			"invalid_request", "seen: must be a string, got object"},
 		{"a template for two gateways", "POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, 409,
 			"ambiguous", "several gateways"},
@@ -132,15 +133,15 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 			`{"gateway":"one","name":"a","uriTemplate":"a:b","server":"x","uri":"c:d"}`, 400, "invalid_request", "server"},
 		{"a template with an unknown field", "POST", "/mcp_gateway/templates", `{"gateway":"one","nam":"a"}`, 400,
 			"invalid_request", "nam"},
-		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `{x}`, 400, "invalid_request",
+		{"a template that is not JSON", "POST", "/mcp_gateway/templates", `{x}`, 400, "invalid_request",
 			"the request is not JSON: invalid character"},
-		{"a template without an end", "POST", "/mcp_gateway/templates", `{"name":`, 400, "invalid_request",
+		{"an incomplete template", "POST", "/mcp_gateway/templates", `{"name":`, 400, "invalid_request",
 			"the JSON object of the request is incomplete"},
 		{"a template that is a list", "POST", "/mcp_gateway/templates", `[{}]`, 400, "invalid_request",
 			"the request must be a JSON object"},
-		{"a name that is no string", "POST", "/mcp_gateway/templates", `{"name":[]}`, 400, "invalid_request",
+		{"a name that is not a string", "POST", "/mcp_gateway/templates", `{"name":[]}`, 400, "invalid_request",
 			"name: must be a string, got array"},
-		{"a gateway that is no string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request",
+		{"a gateway that is not a string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request",
 			"gateway: must be a string, got number"},
 		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "the request must be a JSON object"},
 		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "unexpected data after"},
@@ -157,19 +158,19 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 			}
 			if strings.Contains(failure.Error, "json:") || strings.Contains(failure.Error, "Go ") ||
 				strings.Contains(failure.Error, "struct") {
-				t.Errorf("%q is about Go", failure.Error)
+				t.Errorf("%q mentions Go", failure.Error)
 			}
 			if res.Header.Get("Content-Type") != "application/json" {
-				t.Errorf("it is %s", res.Header.Get("Content-Type"))
+				t.Errorf("Content-Type %s", res.Header.Get("Content-Type"))
 			}
 			if (res.Header.Get("Allow") != "") != (tt.status == 405) {
 				t.Errorf("Allow: %s", res.Header.Get("Allow"))
 			}
 			switch tried := tt.method != "GET" && tt.status != 405; {
 			case !tried && a.logs.Len() > before:
-				t.Errorf("in the log: %v", a.audited())
+				t.Errorf("logged %v", a.audited())
 			case tried && a.audited()["outcome"] != tt.code:
-				t.Errorf("in the log: %v", a.audited())
+				t.Errorf("logged %v", a.audited())
 			}
 		})
 	}
@@ -204,7 +205,7 @@ func TestAdminServers(t *testing.T) { // A70
 		t.Errorf("got %s\nwant %s", body, want)
 	}
 	if a.logs.Len() > 0 {
-		t.Error("who only looks is in the log")
+		t.Error("a read request is logged")
 	}
 }
 
@@ -244,11 +245,11 @@ func TestAdminHead(t *testing.T) { // A70
 		}
 	}
 	if got := a.call("POST", "/mcp_gateway/servers", "", nil).Header.Get("Allow"); got != "GET, HEAD" {
-		t.Errorf("allowed are %s", got)
+		t.Errorf("Allow %s, want GET, HEAD", got)
 	}
 }
 
-func TestAdminOfTwins(t *testing.T) { // A70
+func TestAdminUnnamedGateways(t *testing.T) { // A70
 	a := newAdmin(t, `{"servers":[`+serverOf("a", staticHandler)+`]}`, `{"servers":[`+serverOf("b", staticHandler)+`]}`)
 	for _, name := range []string{"a", "b"} {
 		if res := a.call("GET", "/mcp_gateway/servers/"+name, "", nil); res.StatusCode != http.StatusOK {
@@ -262,7 +263,7 @@ func TestAdminOfTwins(t *testing.T) { // A70
 	}
 }
 
-func TestAdminOfNoGateway(t *testing.T) {
+func TestAdminWithoutGateways(t *testing.T) {
 	a := newAdmin(t)
 	for _, path := range []string{"servers", "templates", "tools/changes", "clients"} {
 		body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/"+path, "", nil).Body)
@@ -303,7 +304,7 @@ func TestAdminRestart(t *testing.T) { // A70, A72, A74
 		t.Fatalf("got %d %+v, then %+v", res.StatusCode, first, second)
 	}
 	if second.Children[0].PID == first.Children[0].PID || second.Restarts != 1 || second.State != "healthy" {
-		t.Errorf("%+v has become %+v", first, second)
+		t.Errorf("first %+v, then %+v", first, second)
 	}
 	if got := show(); got.Children[0].PID != second.Children[0].PID {
 		t.Errorf("got %+v", got)
@@ -311,7 +312,7 @@ func TestAdminRestart(t *testing.T) { // A70, A72, A74
 	for field, want := range map[string]any{"action": "restart", "gateway": "one", "mcp_server": "alpha", "name": "",
 		"outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
 		if got := a.audited()[field]; got != want {
-			t.Errorf("%s in the log: %v, want %v", field, got, want)
+			t.Errorf("logged %s %v, want %v", field, got, want)
 		}
 	}
 }
@@ -347,7 +348,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	}
 	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` ||
 		string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
-		t.Errorf("got %s, then %s, which is %s", c.Before, c.After, c.Seen)
+		t.Errorf("before %s, after %s, seen %s", c.Before, c.After, c.Seen)
 	}
 	var one adminapi.ServerStatus
 	if a.call("GET", "/mcp_gateway/servers/web", "", &one); one.ToolsChanged != 3 {
@@ -363,7 +364,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 			t.Errorf("%s: got %d %+v", tt.body, res.StatusCode, got)
 		}
 		if line := a.audited(); line["action"] != "accept" || line["mcp_server"] != "web" || line["name"] != tt.tool {
-			t.Errorf("in the log: %v", line)
+			t.Errorf("logged %v", line)
 		}
 	}
 	body, _ := io.ReadAll(a.call("POST", "/mcp_gateway/servers/web/refresh", "", nil).Body)
@@ -372,7 +373,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	}
 }
 
-func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
+func TestAdminAcceptsSeenChange(t *testing.T) { // A73, A74
 	a := newAdmin(t, gatewayWeb)
 	pins := registry.current()[0].byName["web"].pins
 	see := func(description string) { pins.Observe("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
@@ -391,7 +392,7 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 			t.Errorf("got %d %+v", res.StatusCode, answer)
 		}
 		if line := a.audited(); line["name"] != "x" || line["outcome"] != cmp.Or(code, "ok") {
-			t.Errorf("in the log: %v", line)
+			t.Errorf("logged %v", line)
 		}
 	}
 	see("good")
@@ -400,12 +401,12 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	see("evil")
 	accept(seen, http.StatusConflict, "changed_again")
 	if !pins.Changed("x") {
-		t.Error("a change that was not shown is accepted")
+		t.Error("a change that the operator has not seen is accepted")
 	}
 	see("better")
 	accept(seen, http.StatusOK, "")
 	if pins.Changed("x") {
-		t.Error("what was looked at is not accepted")
+		t.Error("the change that the operator has seen is not accepted")
 	}
 	accept(seen, http.StatusNotFound, "not_found")
 	accept("5f0c9a3e1b7d42688c1e0f9d3a6b2c74", http.StatusNotFound, "not_found")
@@ -450,7 +451,7 @@ func TestAdminTemplates(t *testing.T) { // A67, A74
 			t.Errorf("got %d %+v", res.StatusCode, got)
 		}
 		if line := a.audited(); line["action"] != "put_template" || line["name"] != "a/b" || line["gateway"] != "one" {
-			t.Errorf("in the log: %v", line)
+			t.Errorf("logged %v", line)
 		}
 	}
 	a.call("POST", "/mcp_gateway/templates",
@@ -466,7 +467,7 @@ func TestAdminTemplates(t *testing.T) { // A67, A74
 			t.Errorf("got %d, want %d", res.StatusCode, status)
 		}
 		if line := a.audited(); line["action"] != "delete_template" || line["name"] != "a/b" {
-			t.Errorf("in the log: %v", line)
+			t.Errorf("logged %v", line)
 		}
 	}
 }
@@ -486,7 +487,7 @@ func TestAdminMetrics(t *testing.T) { // A71
 	}
 	for _, name := range []string{"denied", "restarts", "masked_chars"} {
 		if _, there := got.Totals[name]; !there {
-			t.Errorf("there is no total of %s", name)
+			t.Errorf("no total %s", name)
 		}
 	}
 	found := map[string]float64{}
@@ -500,7 +501,7 @@ func TestAdminMetrics(t *testing.T) { // A71
 	}
 	for _, m := range got.Metrics {
 		if !strings.HasPrefix(m.Name, "caddy_mcp_") {
-			t.Errorf("%s is not ours", m.Name)
+			t.Errorf("unexpected metric %s", m.Name)
 		}
 		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && m.Labels["server"] == "web" &&
 			(*m.Count != 1 || *m.Sum != 2) {
@@ -509,7 +510,7 @@ func TestAdminMetrics(t *testing.T) { // A71
 	}
 }
 
-func TestWhichGatewaysCount(t *testing.T) { // A61
+func TestCurrentGateways(t *testing.T) { // A61
 	var g gateways
 	handler := func(generation int, path string) *Handler {
 		return &Handler{Name: "one", MCPPath: path, generation: generation}
@@ -522,19 +523,19 @@ func TestWhichGatewaysCount(t *testing.T) { // A61
 			t.Errorf("%s: got %v, want %v", what, got, want)
 		}
 	}
-	is("none")
+	is("no gateways")
 	g.add(before)
 	g.add(other)
-	is("two", other, before)
+	is("two gateways", other, before)
 	g.add(again)
-	is("one that stands in two sites", other, before)
+	is("a gateway in two sites", other, before)
 	g.add(after)
 	is("another configuration", after)
 	for _, h := range []*Handler{before, other, again, again} {
 		g.remove(h)
 	}
-	is("it has taken the place of the one before", after)
+	is("after the old configuration ended", after)
 	if g.newest() != after {
-		t.Error("the newest is another")
+		t.Error("newest returns another gateway")
 	}
 }

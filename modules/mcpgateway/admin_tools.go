@@ -31,9 +31,9 @@ func (c *adminCall) listTools() (int, any, error) {
 	why, err := strconv.ParseBool(cmp.Or(query.Get("why"), "false"))
 	switch {
 	case err != nil:
-		return 0, nil, invalid(errors.New("why: must be true or false"))
+		return 0, nil, invalidRequest(errors.New("why: must be true or false"))
 	case why && client == "":
-		return 0, nil, invalid(errors.New("why: requires client"))
+		return 0, nil, invalidRequest(errors.New("why: requires client"))
 	case client != "":
 		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
 		if len(found) == 0 {
@@ -93,8 +93,8 @@ func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolSta
 // maxDescription limits the characters of a listed description.
 const maxDescription = 300
 
-// titleAndDescription returns the title of a tool and the beginning of its description. Values that are not
-// strings are ignored.
+// titleAndDescription returns the title of a tool and the beginning of its description. Values that
+// are not strings are ignored.
 func titleAndDescription(definition []byte) (title, description string) {
 	var tool struct {
 		Title       any `json:"title"`
@@ -153,8 +153,8 @@ func (c *adminCall) showTool() (int, any, error) {
 	return http.StatusOK, detail, nil
 }
 
-// mayServe reports whether the gateway can have this client: a client with a block, or an anonymous
-// client if there is no auth.
+// mayServe reports whether the gateway may serve a client of this name: a client with a block, or
+// an anonymous client if auth is not configured.
 func (h *Handler) mayServe(client string) bool {
 	return h.HasRules(client) || client == access.Anonymous && len(h.auth.providers) == 0
 }

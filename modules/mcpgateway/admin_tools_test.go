@@ -29,7 +29,7 @@ func TestAdminToolList(t *testing.T) {
 		name, query   string
 		tools, failed []string
 	}{
-		{"all", "", slices.Concat(ofOne, ofTwo), []string{"one down connect_error"}},
+		{"all gateways", "", slices.Concat(ofOne, ofTwo), []string{"one down connect_error"}},
 		{"one gateway", "?gateway=/two", ofTwo, nil},
 		{"a client", "?client=ann", []string{"one sample sample__echo +"}, nil},
 		{"a client by a pattern", "?client=team-7&gateway=one", ofOne, []string{"one down connect_error"}},
@@ -43,7 +43,7 @@ func TestAdminToolList(t *testing.T) {
 			var tools, failed []string
 			for _, tool := range got.Tools {
 				if tool.Server == "" {
-					continue // of the gateway itself
+					continue // a tool of the gateway itself
 				}
 				line := tool.Gateway + " " + tool.Server + " " + tool.Name
 				if tool.FocusTokens > 0 {
@@ -69,7 +69,7 @@ func TestAdminToolList(t *testing.T) {
 	a.call("GET", "/mcp_gateway/clients", "", &clients)
 	for _, client := range clients {
 		if len(client.Sessions) > 0 || client.Requests > 0 {
-			t.Errorf("a client is left: %+v", client)
+			t.Errorf("the request left a client: %+v", client)
 		}
 	}
 	for query, want := range map[string]string{
@@ -113,7 +113,7 @@ func TestAdminToolDecisions(t *testing.T) {
 			"one sample read_image sample__read_image allow default allow",
 			"one sample list_files sample__list_files allow default allow", "one sample echo sample__echo allow default allow",
 		}, 4},
-		{"a client that is not known, of a gateway without rules", "client=anonymous&gateway=two", []string{
+		{"an anonymous client of a gateway without rules", "client=anonymous&gateway=two", []string{
 			"two sample read_log read_log allow no rules", "two sample read_image read_image allow no rules",
 			"two sample list_files list_files allow no rules", "two sample echo echo allow no rules",
 		}, 4},
@@ -157,7 +157,7 @@ func TestAdminToolDecisions(t *testing.T) {
 	}
 }
 
-func TestAdminToolListOfNoGateway(t *testing.T) {
+func TestAdminToolListWithoutGateways(t *testing.T) {
 	var failure struct{ Error, Code string }
 	res := newAdmin(t).call("GET", "/mcp_gateway/tools", "", &failure)
 	if res.StatusCode != http.StatusNotFound || failure.Error != "no mcp_gateway is running" {
@@ -165,21 +165,23 @@ func TestAdminToolListOfNoGateway(t *testing.T) {
 	}
 }
 
-// toolbox returns a server of an era with these tools, as JSON. call responds to calls.
-func toolbox(t *testing.T, modern bool, tools string, call func(http.ResponseWriter, witnessed)) *witness {
-	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+// newToolServer starts a server of an era. tools are its tools as JSON. call responds to calls.
+func newToolServer(
+	t *testing.T, modern bool, tools string, call func(http.ResponseWriter, receivedRequest),
+) *recordingServer {
+	return newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case modern && got.is("server/discover"):
-			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
+			respond(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
 				`"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("initialize"):
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("tools/list"):
-			says(w, got, `{"resultType":"complete","tools":[`+tools+`]}`)
+			respond(w, got, `{"resultType":"complete","tools":[`+tools+`]}`)
 		case got.is("tools/call"), got.header.Get("Last-Event-Id") != "":
 			call(w, got)
 		default:
-			says(w, got, `{}`)
+			respond(w, got, `{}`)
 		}
 	})
 }
@@ -189,10 +191,10 @@ const (
 	slashedTool = "a/b/../c?d#e%2F"
 )
 
-func described(t *testing.T) *witness {
+func describedServer(t *testing.T) *recordingServer {
 	names, _ := json.Marshal([]string{markupTool, slashedTool})
 	markup, slashed, _ := strings.Cut(strings.Trim(string(names), "[]"), ",")
-	return toolbox(t, false, `{"name":"wipe","title":"Wipe","description":"`+strings.Repeat("é", 301)+
+	return newToolServer(t, false, `{"name":"wipe","title":"Wipe","description":"`+strings.Repeat("é", 301)+
 		`","inputSchema":{"type":"object","properties":{"disk":{"type":"string"}}},"annotations":{"title":"not this","destructiveHint":true}},
 		{"name":"plain","description":"`+strings.Repeat("é", 300)+
 		`","inputSchema":{"type":"object"},"annotations":{"title":"Plain","readOnlyHint":true}},
@@ -202,7 +204,7 @@ func described(t *testing.T) *witness {
 }
 
 func TestAdminToolDescriptions(t *testing.T) {
-	a := newAdmin(t, `{"name":"one","servers":[`+described(t).line("disk")+`]}`)
+	a := newAdmin(t, `{"name":"one","servers":[`+describedServer(t).config("disk")+`]}`)
 	var got adminapi.ToolListing
 	a.call("GET", "/mcp_gateway/tools", "", &got)
 	want := [][2]string{
@@ -218,34 +220,34 @@ func TestAdminToolDescriptions(t *testing.T) {
 }
 
 func TestAdminTool(t *testing.T) {
-	disk := strings.TrimSuffix(described(t).line("disk"), "}") + `,"expose":["wipe","plain","odd",` +
+	disk := strings.TrimSuffix(describedServer(t).config("disk"), "}") + `,"expose":["wipe","plain","odd",` +
 		`"<*","a/*"],"tools":{"wipe":{"rename":"erase","describe":"Erases a disk.","annotate":{"idempotent":true},` +
 		`"hidden_arguments":["disk"]}}}`
-	witness := described(t)
+	server := describedServer(t)
 	const clients = `"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["*::plain"]}]},
 		{"name":"dan","rules":[{"action":"confirm","patterns":["destructive"]}]}]`
 	a := newAdmin(t,
 		`{"name":"one","separator":"__","mask":{"recover":{}},"focus":{},`+clients+`,"servers":[`+disk+`,`+
-			witness.line("other")+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+			server.config("other")+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
 		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc2","discovery":true,`+clients+`,"servers":[`+serverOf("sample",
 			`{"handler":"mcp_sample"}`)+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
 		`{"name":"three","mcp_path":"/three","rpc_path":"/rpc3","separator":"none","servers":[`+serverOf("sample",
 			`{"handler":"mcp_sample"}`)+`]}`)
 	for _, tt := range []struct {
 		name, tool, query string
-		want              string   // gateway, server, name, original name, annotations, and the decision
-		has               []string // in the definition
+		want              string   // gateway, server, name, original name, annotations and decision
+		has               []string // parts of the definition
 	}{
 		{"a renamed tool", "disk__erase", "?gateway=one", "one disk disk__erase wipe destructive idempotent open_world",
 			[]string{`"description":"Erases a disk."`, `"focus"`}},
-		{"as people write it", "disk::erase", "?gateway=/mcp", "one disk disk__erase wipe destructive idempotent open_world",
-			nil},
-		{"a client that does not see it", "disk__erase", "?client=ann",
+		{"a tool as server::tool", "disk::erase", "?gateway=/mcp",
+			"one disk disk__erase wipe destructive idempotent open_world", nil},
+		{"a client that does not see the tool", "disk__erase", "?client=ann",
 			"one disk disk__erase wipe destructive idempotent open_world: wipe  deny default deny",
 			[]string{`"description":"Erases a disk."`}},
-		{"a client that must confirm it", "disk__erase", "?client=dan",
+		{"a client that must confirm the tool", "disk__erase", "?client=dan",
 			"one disk disk__erase wipe destructive idempotent open_world: wipe disk__erase confirm confirm destructive", nil},
-		{"a client that sees it", "disk__plain", "?client=ann",
+		{"a client that sees the tool", "disk__plain", "?client=ann",
 			"one disk disk__plain  read_only open_world: plain disk__plain allow allow *::plain", []string{`"title":"Plain"`}},
 		{"a name with markup", "disk__" + markupTool, "?gateway=one", "one disk disk__" + markupTool +
 			"  destructive open_world", nil},
@@ -255,12 +257,13 @@ func TestAdminTool(t *testing.T) {
 		{"a tool of the gateway", "recover_observation", "?client=ann",
 			"one  recover_observation  read_only idempotent: recover_observation recover_observation allow provided by the " +
 				"gateway itself", []string{`"inputSchema"`}},
-		{"a tool of the gateway, without a client", "search_tools", "?gateway=two",
+		{"a tool of the gateway without a client", "search_tools", "?gateway=two",
 			"two  search_tools  read_only open_world", nil},
-		{"a tool that clients have to search for", "sample::echo", "?client=ann&gateway=two",
+		{"a tool that clients must search for", "sample::echo", "?client=ann&gateway=two",
 			"two sample sample::echo  read_only: echo  deny default deny", []string{`"name":"sample::echo"`}},
-		{"without a separator", "echo", "?gateway=three", "three sample echo  read_only", []string{`"name":"echo"`}},
-		{"without a separator, with it", "sample::echo", "?gateway=three&client=anonymous",
+		{"a gateway without a separator", "echo", "?gateway=three", "three sample echo  read_only",
+			[]string{`"name":"echo"`}},
+		{"server::tool at a gateway without a separator", "sample::echo", "?gateway=three&client=anonymous",
 			"three sample echo  read_only: echo echo allow no rules", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -283,8 +286,8 @@ func TestAdminTool(t *testing.T) {
 			}
 		})
 	}
-	if saw := witness.saw(); len(saw) > 0 {
-		t.Errorf("a server that does not have the tool was asked: %v", saw)
+	if got := server.requests(); len(got) > 0 {
+		t.Errorf("a server without the tool got requests: %v", got)
 	}
 	for _, tt := range []struct {
 		tool, query string
@@ -311,6 +314,6 @@ func TestAdminTool(t *testing.T) {
 		t.Errorf("got %d", res.StatusCode)
 	}
 	if len(a.logs.All()) > 0 {
-		t.Errorf("what only reads is logged: %v", a.logs.All())
+		t.Errorf("read requests are logged: %v", a.logs.All())
 	}
 }

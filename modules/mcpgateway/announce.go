@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// announcements are the gateways in use that have been logged. They outlive reloads, so that a
-// gateway is logged again only if it changes.
+// announcements holds the gateways in use whose URLs have been logged. It outlives reloads, so that
+// a gateway is logged again only if it changes.
 var announcements = caddy.NewUsagePool()
 
 type announcement struct{}
@@ -57,8 +57,9 @@ func (h *Handler) stopAnnouncing() {
 	}
 }
 
-// urls returns the URLs for clients: with the public URL, the host names of the site, or the
-// addresses it listens on. For a site that listens on all addresses the host is localhost.
+// urls returns the URLs for clients. Their hosts are those of the public URL, else the host names
+// of the site, else the addresses it listens on. For a site that listens on all addresses it is
+// localhost.
 func (h *Handler) urls() []string {
 	if h.PublicURL != "" {
 		return []string{strings.TrimSuffix(h.PublicURL, "/") + h.pathOf("")}
@@ -106,7 +107,7 @@ func reachableHost(host string) string {
 	return host
 }
 
-// locate finds the handler in routes. It returns the host names that these match, and the path
+// locate finds the handler in routes. It returns the host names that its routes match, and the path
 // prefix that they strip, as handle_path does.
 func (h *Handler) locate(routes caddyhttp.RouteList) (hosts []string, prefix string, found bool) {
 	for _, route := range routes {
@@ -170,9 +171,9 @@ func countedClients(n int) string {
 	return fmt.Sprintf("%d clients", n)
 }
 
-// publicAddresses returns the listen addresses that other machines can reach. The host name of a site
-// does not restrict them: for a site named localhost Caddy listens on all addresses, and a request
-// can name any host.
+// publicAddresses returns the listen addresses that other machines can reach. The host name of a
+// site does not restrict them: for a site named localhost Caddy listens on all addresses, and a
+// request can name any host.
 func (h *Handler) publicAddresses() (open []string) {
 	for _, listen := range h.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
@@ -203,8 +204,8 @@ func (h *Handler) warnIfOpen() {
 }
 
 // authenticatedInFront reports whether a handler in front of the gateway authenticates clients,
-// maybe for some paths only. Routes in front have been loaded; the route that contains the gateway
-// has not.
+// maybe for some paths only. Caddy has loaded the routes in front, but not the route that contains
+// the gateway.
 func authenticatedInFront(routes caddyhttp.RouteList) bool {
 	for _, route := range routes {
 		if route.HandlersRaw != nil {
@@ -233,8 +234,8 @@ func authenticates(handler caddyhttp.MiddlewareHandler) bool {
 	return false
 }
 
-// rawAuthenticates is authenticates for handlers that are not loaded yet. It stops at the first
-// gateway, and then sets reached.
+// rawAuthenticates reports whether handlers that are not loaded yet authenticate clients. It stops
+// at the first gateway, and then sets reached.
 func rawAuthenticates(handlers []json.RawMessage) (found, reached bool) {
 	for _, raw := range handlers {
 		var handler struct {

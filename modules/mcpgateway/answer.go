@@ -13,12 +13,13 @@ import (
 // Answer says how to handle the requests and notifications that a server sends to clients, such as
 // roots/list.
 type Answer struct {
-	// The method, in which * matches any characters. The first answer that matches decides. Required.
+	// The method of the request or notification, in which * matches any characters. The first answer
+	// that matches decides. Required.
 	Method string `json:"method,omitempty"`
 
-	// What to do: deliver forwards the message, drop discards it, and answer responds to roots/list
-	// with roots. If a request is dropped, the server gets an error. Default: answer if roots is set,
-	// otherwise deliver
+	// What to do with the message: deliver forwards it to the client, drop discards it, and answer
+	// responds to roots/list with roots. If a request is dropped, the server gets an error. Default:
+	// answer if roots is set, otherwise deliver
 	Action string `json:"action,omitempty"`
 
 	// URIs of the roots that the server gets. Default: none
@@ -45,13 +46,13 @@ func (a *Answer) provision() error {
 	return nil
 }
 
-// check validates an answer before defaults are set.
+// check validates an answer whose defaults are not set.
 func (a *Answer) check() error {
-	settled := *a
-	if err := settled.provision(); err != nil {
+	withDefaults := *a
+	if err := withDefaults.provision(); err != nil {
 		return err
 	}
-	if err := settled.validate(); err != nil {
+	if err := withDefaults.validate(); err != nil {
 		return fmt.Errorf("answer: %w", err)
 	}
 	return nil
@@ -88,8 +89,8 @@ func (a *Answer) config() upstream.Answer {
 	return answer
 }
 
-// answerChildren makes the transports of child processes answer their requests: a child may send
-// one while no client is connected.
+// answerChildren makes the transports of child processes apply the answers: a child may send a
+// request while no client is connected.
 func (s *Server) answerChildren() {
 	if len(s.Answers) == 0 {
 		return
@@ -109,8 +110,8 @@ func (s *Server) answerChildren() {
 	}
 }
 
-// watchChildren tells other replicas when a child process reports a changed list, even if no client
-// listens to it here. Clients of those replicas may use the same process next.
+// watchChildren notifies other replicas when a child process reports a changed list, even if no
+// client listens to it here. Clients of those replicas may use the same process next.
 func (s *Server) watchChildren(g *gateway.Gateway) {
 	for _, child := range s.upstreams.children {
 		release := child.transport.Watch(child.host, func(notice string, unread []string) {

@@ -25,15 +25,15 @@ func validateAudit(audit string) error {
 	return nil
 }
 
-// auditing is held while an audit line is written. zap takes the time of a line before it writes
-// it, and several gateways share a log, so without the lock lines could be out of order.
-var auditing sync.Mutex
+// auditMu is held while an audit line is written. zap takes the time of a line before it writes
+// the line, and several gateways share a log, so without the lock lines could be out of order.
+var auditMu sync.Mutex
 
 // audit writes a line to the audit log of the configuration that runs now. A call may end after a
 // reload, when Caddy has closed the log of its own configuration.
 func (h *Handler) audit(level zapcore.Level, message string, fields ...zap.Field) {
-	auditing.Lock()
-	defer auditing.Unlock()
+	auditMu.Lock()
+	defer auditMu.Unlock()
 	logger := h.auditLogger
 	if newest := registry.newest(); newest != nil {
 		logger = newest.auditLogger
@@ -44,8 +44,8 @@ func (h *Handler) audit(level zapcore.Level, message string, fields ...zap.Field
 // register adds the handler to the registry. From then on, no audit line goes to the log of an
 // earlier handler.
 func (h *Handler) register() {
-	auditing.Lock()
-	defer auditing.Unlock()
+	auditMu.Lock()
+	defer auditMu.Unlock()
 	registry.add(h)
 }
 

@@ -15,21 +15,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// auditTo returns a gateway whose audit log is w.
+// auditTo returns a gateway that writes its audit log to w.
 func auditTo(w io.Writer) *Handler {
 	encoder := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
 	return &Handler{auditLogger: zap.New(zapcore.NewCore(encoder, zapcore.AddSync(w), zap.InfoLevel))}
 }
 
-// alone empties the registry for the duration of a test.
-func alone(t testing.TB) {
+// isolateRegistry empties the registry for the duration of a test.
+func isolateRegistry(t testing.TB) {
 	others := registry.all
 	registry.all = nil
 	t.Cleanup(func() { registry.all = others })
 }
 
 func TestAuditLine(t *testing.T) {
-	alone(t)
+	isolateRegistry(t)
 	call := inbound.Call{
 		Client: "ann", Address: "192.0.2.1", Method: "tools/call",
 		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read\n\x1b[2J"}, RequestID: "7", Outcome: "ok",
@@ -69,11 +69,11 @@ func TestAuditLine(t *testing.T) {
 	}
 }
 
-// The lines of all gateways are in chronological order.
+// The audit lines of all gateways are in chronological order.
 func TestAuditLinesAreInOrder(t *testing.T) {
-	alone(t)
+	isolateRegistry(t)
 	const writers, each = 8, 500
-	var log bytes.Buffer // whose lock is that of the lines
+	var log bytes.Buffer // the lock of the audit lines guards it
 	h := auditTo(&log)
 	var all sync.WaitGroup
 	for range writers {
@@ -104,12 +104,12 @@ func TestAuditLinesAreInOrder(t *testing.T) {
 
 // A call that ends after a reload is logged by the new configuration.
 func TestAuditAfterAReload(t *testing.T) {
-	alone(t)
+	isolateRegistry(t)
 	var before, after bytes.Buffer
 	old, next := auditTo(&before), auditTo(&after)
 	call := func() { reporter{Handler: old}.CallDone(inbound.Call{}) }
 	for step, do := range []func(){
-		func() {}, // not started yet
+		func() {}, // no gateway is registered yet
 		old.register,
 		next.register,
 		func() { registry.remove(old) },
@@ -124,10 +124,10 @@ func TestAuditAfterAReload(t *testing.T) {
 	}
 }
 
-// BenchmarkAudit measures the cost of keeping a call for the admin API, which is the default, and
-// of writing an audit line as well.
+// BenchmarkAudit measures the cost of recording a call for the admin API, with and without an audit
+// line.
 func BenchmarkAudit(b *testing.B) {
-	alone(b)
+	isolateRegistry(b)
 	call := inbound.Call{
 		Client: "ann", Address: "192.0.2.1", Method: "tools/call",
 		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read"}, RequestID: "7", Outcome: "ok",

@@ -18,7 +18,7 @@ import (
 type authenticator struct {
 	providers   []auth.Provider
 	headers     []string // read by the providers
-	fingerprint string   // changes with the accepted credentials
+	fingerprint string   // hash of the providers' settings and secrets
 }
 
 // loadProviders loads the providers of auth.
@@ -52,8 +52,8 @@ func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
 	return bytes
 }
 
-// Authenticate implements [inbound.Authenticator]. It asks the providers in order. Before the body
-// is read, it skips those that need the body.
+// Authenticate implements [inbound.Authenticator]. It asks the providers in order. If the body has
+// not been read, it skips the providers that need it.
 func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (string, error) {
 	request := &auth.Request{Request: r, Body: body, ProxyToken: token}
 	var reasons refusals
@@ -76,7 +76,7 @@ func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte
 	return "", reasons
 }
 
-// refusals holds the error of each provider; nil means that the request had no credentials for it.
+// refusals holds the error of each provider, or nil if the request had no credentials for it.
 type refusals []error
 
 func (e refusals) Error() string   { return errors.Join(e...).Error() }
@@ -131,8 +131,8 @@ func peerOf(r *http.Request) inbound.Peer {
 	return peer
 }
 
-// identity returns the user that Caddy's authentication has set, if any. It may be any text from a
-// token of another issuer.
+// identity returns the user that Caddy's authentication has set, if any. It replaces a name that is
+// not a valid identity: a token of another issuer may contain any text.
 func identity(repl *caddy.Replacer) string {
 	id, _ := repl.GetString("http.auth.user.id")
 	if id != "" && auth.CheckIdentity(id) != nil {

@@ -16,9 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// BenchmarkServeHTTP calls a tool at the endpoints of a gateway, through a reverse_proxy and
-// through a handler without a network, whose allocations are those of the gateway. The baseline has
-// no gateway.
+// BenchmarkServeHTTP calls a tool at the endpoints of a gateway: through reverse_proxy, and through
+// a handler without a network, which shows the allocations of the gateway. "none" has no gateway.
 func BenchmarkServeHTTP(b *testing.B) {
 	b.Setenv("BENCH_TOKEN", "a-token-that-is-long-enough")
 	const (
@@ -59,7 +58,7 @@ func BenchmarkServeHTTP(b *testing.B) {
 				if bench.config != "" {
 					config = `{"handler":"mcp_gateway",` + bench.config + `"routes":[{"handle":[` + over.handler + `]}]}]}`
 				}
-				c := benchClient{handler: provisioned(b, config), path: bench.path}
+				c := benchClient{handler: provision(b, config), path: bench.path}
 				if bench.path == "/mcp" && bench.message == legacy {
 					c.session = c.post(b, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25",`+
 						`"capabilities":{},"clientInfo":{"name":"bench","version":"1"}}}`).header.Get(mcp.SessionHeader)
@@ -109,7 +108,7 @@ func (c *benchClient) post(b *testing.B, message string) *discard {
 
 func init() { caddy.RegisterModule(benchTool{}) }
 
-// benchTool is a server with one tool, without a network.
+// benchTool is a handler that acts as a server with one tool.
 type benchTool struct{}
 
 // CaddyModule implements caddy.Module.
@@ -127,7 +126,7 @@ var toolResult = `{"content":[{"type":"text","text":"` + strings.Repeat("x", 100
 
 var toolAnswer = []byte(`{"jsonrpc":"2.0","id":1,"result":` + toolResult + `}`)
 
-// serveTool responds as a server with the protocol revision of its client.
+// serveTool responds as a server of the client's era.
 func serveTool(w http.ResponseWriter, r *http.Request) {
 	var buffer [1 << 10]byte
 	n, _ := io.ReadFull(r.Body, buffer[:])
@@ -155,8 +154,8 @@ func serveTool(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, asked.ID, results[asked.Method])
 }
 
-// provisioned returns the handler of a configuration, ready to serve.
-func provisioned(t testing.TB, config string) caddyhttp.MiddlewareHandler {
+// provision returns the handler of a configuration, ready to serve.
+func provision(t testing.TB, config string) caddyhttp.MiddlewareHandler {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {

@@ -57,7 +57,9 @@ func init() {
 //		origins          <origins...>
 //		hosts            <hosts...>
 //		public_url       <url>
-//		auth             token <token> [<client>]
+//		auth             token [<token> [<client>]] {
+//			<client> <token>
+//		}
 //		auth             hmac | jwt {
 //			<options of the provider>
 //		}
@@ -69,8 +71,9 @@ func init() {
 //			match         <identities...>
 //			token         <token>
 //			default       allow | deny
-//			allow         <patterns...>
-//			deny          <patterns...>
+//			allow         [<patterns...>] [when <expression>]
+//			deny          [<patterns...>] [when <expression>]
+//			confirm       [<patterns...>] [when <expression>]
 //			redact        <regexps...>
 //			redact_fields <members...>
 //			rate          <as above>
@@ -150,7 +153,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		err = deferred.run()
 	}
 	if err == nil {
-		handler.AllowUnauthenticated, err = auth.none()
+		handler.AllowUnauthenticated, err = auth.removeNone()
 	}
 	if err != nil {
 		return nil, err
@@ -233,7 +236,7 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	switch {
 	case stdio:
 		if len(upstream) == 1 {
-			return nil, setting.ErrorAt(directive, fmt.Errorf("server %s: stdio without a command", s.Name))
+			return nil, setting.ErrorAt(directive, fmt.Errorf("server %s: stdio needs a command", s.Name))
 		}
 		child, err := parseChild(directive, upstream[1:], transport)
 		if err != nil {
@@ -250,7 +253,7 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	return s, nil
 }
 
-// parseHandlers parses the handlers of a server. An unknown directive is reported at its own line.
+// parseHandlers parses the handlers of a server. It reports an unknown directive at its own line.
 func parseHandlers(
 	h httpcaddyfile.Helper, server caddyfile.Token, lines []caddyfile.Token, stdio bool,
 ) (caddyhttp.RouteList, error) {
@@ -355,7 +358,8 @@ func parseOAuth(o **login.Config) setting.Line {
 	}
 }
 
-// transportOptions holds the options of the stdio transport, which a stdio server accepts in its block.
+// transportOptions holds the options of the mcp_stdio transport. A server with stdio accepts them
+// in its block.
 var transportOptions = map[string]bool{
 	"env": true, "dir": true, "framing": true, "start_timeout": true, "stop_grace": true,
 	"isolation": true, "roots": true, "max_line": true, "max_sessions": true, "session_ttl": true,

@@ -16,20 +16,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// providers holds the providers of auth lines and of the token lines of clients.
+// providers holds the providers that auth lines and the token lines of clients configure.
 type providers []provider
 
 type provider struct {
 	name   string
 	module any             // nil for noProvider
-	line   caddyfile.Token // of noProvider
+	line   caddyfile.Token // position, for errors; only set for noProvider
 }
 
-// noProvider is the auth line that says that clients need no credentials.
+// noProvider is the name in the line auth none, which declares that clients need no credentials.
 const noProvider = "none"
 
-// none reports whether auth none is set, and then removes it. It must be the only provider.
-func (p *providers) none() (bool, error) {
+// removeNone removes noProvider, and reports whether it was there. It fails if there are other
+// providers, too.
+func (p *providers) removeNone() (bool, error) {
 	none := slices.IndexFunc(*p, func(provider provider) bool { return provider.name == noProvider })
 	if none < 0 {
 		return false, nil

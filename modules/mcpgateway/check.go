@@ -20,7 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// checks are validations that run after the whole Caddyfile block is parsed.
+// checks holds validations to run after the whole Caddyfile block is parsed.
 type checks []func() error
 
 // add adds a check. Its error names the line of the token.
@@ -42,11 +42,11 @@ func (c checks) run() error {
 	return nil
 }
 
-// checkSettings validates the settings of a gateway that is not provisioned.
+// checkSettings validates the settings of a gateway whose defaults are not set.
 func (h *Handler) checkSettings() error {
-	settled := *h
-	settled.setDefaults()
-	return settled.validateSettings()
+	withDefaults := *h
+	withDefaults.setDefaults()
+	return withDefaults.validateSettings()
 }
 
 // validateSettings validates the settings after defaults are set.
@@ -116,9 +116,9 @@ func (h *Handler) checkLiteralKey() error {
 
 // checkServer validates a server together with the rest of the gateway.
 func (h *Handler) checkServer(s *Server) error {
-	settled := *h
-	settled.setDefaults()
-	err := settled.checkNames(s)
+	withDefaults := *h
+	withDefaults.setDefaults()
+	err := withDefaults.checkNames(s)
 	if err == nil {
 		err = s.checkRoutes()
 	}
@@ -166,7 +166,7 @@ func (h *Handler) serverNamed(name string) *Server {
 	return nil
 }
 
-// checkClientOnce checks that no earlier client block has a name of c.
+// checkClientOnce checks that no earlier client block has a name or match of c.
 func (h *Handler) checkClientOnce(c *Client) error {
 	for _, other := range h.Clients {
 		if other == c {
@@ -232,7 +232,8 @@ func (h *Handler) checkRate(r *Rate) error {
 	return nil
 }
 
-// checkRenamed refuses a pattern that matches the new name of a renamed tool, but not its own name.
+// checkRenamed refuses a pattern that selects the new name of a renamed tool, but not its original
+// name.
 func (h *Handler) checkRenamed(pattern string, selects func(server, tool string) bool) error {
 	for _, s := range h.Servers {
 		if s == nil {
@@ -252,8 +253,8 @@ func (h *Handler) checkRenamed(pattern string, selects func(server, tool string)
 	return nil
 }
 
-// qualified replaces the alias of a server in a pattern by its name. unknown is the server in the
-// pattern if it matches no server of the gateway.
+// qualified returns a pattern with the alias of a server replaced by its name. unknown is the
+// server in the pattern if the gateway has no such server.
 func (h *Handler) qualified(pattern string) (qualified, unknown string) {
 	qualified = acl.Qualified(pattern, func(server string) string {
 		if s := h.serverNamed(server); s != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
-// Client says what a client may do. The providers of auth, or Caddy's own authentication, determine
-// the identity of a client.
+// Client configures what a client may do. The providers of auth, or Caddy's own authentication,
+// determine the identity of a client.
 //
 // Patterns select what a rule applies to:
 //
@@ -33,19 +33,20 @@ import (
 //
 // As MCP defines, a tool without annotations is destructive and open_world.
 //
-// A client does not see in lists what it may not use, and gets acl_denied if it uses it. A server
-// of which nothing is allowed is never contacted for the client.
+// Lists do not contain items that the client may not use, and requests for them fail with
+// acl_denied. If a client may use nothing of a server, the gateway never contacts the server for
+// it.
 type Client struct {
 	// The identity of the client. With *, which matches any characters, the block applies to every
 	// client that matches and has no block of its own; a plain * applies to all other clients. The
 	// identity of an unauthenticated client is anonymous. Required.
 	Name string `json:"name,omitempty"`
 
-	// Other identities that get this block: users of Caddy's authentication (such as basic_auth),
-	// subjects of certificates or tokens. Default: none
+	// Other identities to which this block applies: users of Caddy's authentication (such as
+	// basic_auth), subjects of certificates or tokens. Default: none
 	Match []string `json:"match,omitempty"`
 
-	// What the client may use. The first rule that matches decides. Default: none
+	// Rules about what the client may use. The first rule that matches decides. Default: none
 	Rules []*AccessRule `json:"rules,omitempty"`
 
 	// What to do if no rule matches: allow or deny. Default: deny if a rule allows something,
@@ -129,7 +130,8 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 	return compiled, err
 }
 
-// compile returns one rule per pattern. qualified replaces aliases of servers in a pattern.
+// compile returns one rule per pattern. It calls qualified to replace aliases of servers in a
+// pattern.
 func (r *AccessRule) compile(qualified func(pattern string) string) (rules []acl.Rule, err error) {
 	if r == nil {
 		return nil, errors.New("rules: null is not a rule")
@@ -183,7 +185,7 @@ func (c *Client) validate() error {
 // isPattern reports whether the block applies to several clients.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
-// HasRules reports whether the name, match or pattern of a client block fits the client.
+// HasRules reports whether a client block applies to the client, by its name, match or pattern.
 func (h *Handler) HasRules(client string) bool {
 	return slices.ContainsFunc(h.Clients, func(c *Client) bool {
 		return c != nil && (client == c.Name || slices.Contains(c.Match, client) || mcp.MatchName(c.Name, client))

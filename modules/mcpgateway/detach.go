@@ -14,9 +14,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// detached returns a copy of the context of a request for a stream that outlives the handler. See
-// [gateway.Config]. It keeps a few values only: the original keeps the replacer, the response
-// writer and the connection with its buffers in memory.
+// detached returns a context for a stream that outlives the handler of its request. See
+// [gateway.Config]. The context has only a few values of the request's context, which would keep
+// the replacer, the response writer and the connection with its buffers in memory.
 func detached(parent context.Context) context.Context {
 	d := &detachedContext{
 		Context: context.Background(),
@@ -32,8 +32,8 @@ func detached(parent context.Context) context.Context {
 	return d
 }
 
-// A detachedContext holds several values, to save one context per value. There may be as many as
-// clients.
+// A detachedContext holds several values. There may be one for each client, and one context per
+// value would take more memory.
 type detachedContext struct {
 	context.Context
 	local, server, inherited any
@@ -51,7 +51,7 @@ func (c *detachedContext) Value(key any) any {
 	return nil
 }
 
-// detached returns a copy of i with values instead of the replacer.
+// detached returns a copy of i that holds the values of placeholders instead of the replacer.
 func (i *inherited) detached() *inherited {
 	if i.repl == nil {
 		return i
@@ -65,8 +65,8 @@ func (i *inherited) detached() *inherited {
 	return d
 }
 
-// placeholderNames are the placeholders that the routes of servers use: those in their
-// configuration, and others that their handlers have asked for.
+// placeholderNames holds the names of the placeholders that the routes of servers use: those in
+// their configuration, and others that their handlers have requested.
 type placeholderNames struct {
 	configured []string
 
@@ -74,7 +74,7 @@ type placeholderNames struct {
 	requested []string
 }
 
-// maxRequested limits the number of other names.
+// maxRequested limits the number of requested names.
 const maxRequested = 100
 
 var placeholderPattern = regexp.MustCompile(`\{([^{}"\\]+)\}`)
@@ -92,7 +92,7 @@ func newPlaceholderNames(config []byte) *placeholderNames {
 	return n
 }
 
-// add records that a handler asked for a placeholder.
+// add records that a handler has requested a placeholder.
 func (n *placeholderNames) add(name string) {
 	if n == nil || slices.Contains(n.configured, name) {
 		return

@@ -17,7 +17,7 @@ import (
 // and tail. Servers never get the argument. A tool that already has an argument of this name keeps
 // it.
 type Focus struct {
-	// Do not add the argument. Default: false
+	// Do not add the argument, for example to the tools of one server. Default: false
 	Off bool `json:"off,omitempty"`
 
 	// The name of the argument: up to 64 letters, digits, _ and -. Default: focus
@@ -74,7 +74,7 @@ func (f *Focus) check() error {
 	return nil
 }
 
-// errNoMask refuses focus without a mask.
+// errNoMask is the error for focus without a mask.
 var errNoMask = errors.New("focus: requires mask, which is missing or off")
 
 // on reports whether tools get the argument.
@@ -94,8 +94,8 @@ func (h *Handler) masks(s *Server) bool {
 	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
 }
 
-// provisionFocus sets the argument of the server. The gateway's focus applies to servers with a
-// mask.
+// provisionFocus sets the focus of the server. The gateway's focus, the fallback, applies only to
+// servers with a mask.
 func (s *Server) provisionFocus(fallback *Focus) (err error) {
 	switch {
 	case s.Focus != nil:

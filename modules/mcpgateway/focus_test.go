@@ -15,7 +15,7 @@ func TestFocusCaddyfile(t *testing.T) {
 		want        Focus
 		wantErr     string
 	}{
-		{"alone", "focus", Focus{}, ""},
+		{"no argument", "focus", Focus{}, ""},
 		{"on", "focus on", Focus{}, ""},
 		{"off", "focus off", Focus{Off: true}, ""},
 		{"a block", "focus {\n\targument looking_for\n}", Focus{Argument: "looking_for"}, ""},
@@ -40,7 +40,7 @@ func TestFocusCaddyfile(t *testing.T) {
 	}
 }
 
-// Errors name the setting.
+// Errors begin with the name of the setting.
 func TestFocusSettings(t *testing.T) {
 	const noMask = "focus: requires mask"
 	long := strings.Repeat("a", 65)
@@ -50,7 +50,7 @@ func TestFocusSettings(t *testing.T) {
 	tests := []struct{ name, gateway, server, wantErr string }{
 		{"a mask", `"mask":{},"focus":{},`, ``, ""},
 		{"the mask of the server", `"focus":{},`, `"mask":{},`, ""},
-		{"all of the server", ``, `"mask":{},"focus":{},`, ""},
+		{"mask and focus of the server", ``, `"mask":{},"focus":{},`, ""},
 		{"off", `"focus":{"off":true},`, ``, ""},
 		{"off for the server", `"mask":{},`, `"focus":{"off":true},`, ""},
 		{"another name", `"mask":{},"focus":{"argument":"_Looking-4"},`, ``, ""},
@@ -58,9 +58,9 @@ func TestFocusSettings(t *testing.T) {
 		{"no mask", `"focus":{},`, ``, noMask},
 		{"no mask of the server", ``, `"focus":{},`, noMask},
 		{"a mask that is off", `"mask":{"max_chars":0},"focus":{},`, ``, noMask},
-		{"a mask that is off for the server", `"mask":{},`, `"mask":{"max_chars":0},"focus":{},`, noMask},
+		{"a mask that the server turns off", `"mask":{},`, `"mask":{"max_chars":0},"focus":{},`, noMask},
 		{"a name with a space", `"mask":{},"focus":{"argument":"looking for"},`, ``, "focus: argument: "},
-		{"a name that is no ASCII", `"mask":{},`, `"focus":{"argument":"é"},`, "focus: argument: "},
+		{"a name that is not ASCII", `"mask":{},`, `"focus":{"argument":"é"},`, "focus: argument: "},
 		{"a name that begins with a digit", `"mask":{},"focus":{"argument":"1st"},`, ``, "focus: argument: "},
 		{"a long name", `"mask":{},"focus":{"argument":"` + long + `"},`, ``, "focus: argument: "},
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// The admin API accepts a body if and only if encoding/json finds one object with these members,
-// all of them strings. Errors do not mention Go types.
+// The admin API accepts a body if and only if encoding/json decodes it to an object with these
+// members, all of them strings. Errors do not mention Go types.
 func FuzzAdminBody(f *testing.F) { // A70, A72
 	for _, body := range []string{
 		`{"name":"a","uriTemplate":"a:{b}","text":"x"}`, `{"gateway":"one","server":"s","uri":"c:d"}`, `{"name":7}`,
@@ -41,14 +41,14 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 			exact = exact && slices.Contains(names, name)
 		}
 		if (err == nil) != want {
-			t.Fatalf("%q: %v, want it taken: %t", body, err, want)
+			t.Fatalf("%q: %v, want it accepted: %t", body, err, want)
 		}
 		if err == nil {
 			got := []string{template.Gateway, template.Name, template.URITemplate, template.Title, template.Description,
 				template.MIMEType, template.Text, template.Server, template.URI}
 			for i, name := range names {
 				if said, _ := object[name].(string); exact && got[i] != said {
-					t.Fatalf("%q: %s is %q, want %q", body, name, got[i], said)
+					t.Fatalf("%q: %s %q, want %q", body, name, got[i], said)
 				}
 			}
 			return

@@ -35,7 +35,7 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is a gateway to MCP servers. Each server has a name and an ordinary list of routes,
+// Handler is a gateway to MCP servers. Each server has a name and a list of routes as in a site,
 // usually one reverse_proxy. The routes may use any Caddy handler. The gateway finds the server of
 // a request, shortens results that are too large as observation_mask does, and logs and counts each
 // request.
@@ -52,21 +52,21 @@ func init() {
 //   - `/mcp/health`: for probes. The status is 200 if every server that is not optional is up, and
 //     503 otherwise. It needs no credentials and contacts no server.
 //
-// All other requests go to the next handler unchanged. If no handler responds, the gateway does,
-// with a 404 that names these paths. Otherwise Caddy would send an empty 200.
+// All other requests go to the next handler unchanged. If no handler responds, the gateway sends a
+// 404 that names these paths, because Caddy would send an empty 200.
 //
-// If a server does not respond, the gateway responds with a JSON-RPC error. The error has the ID of
-// the request, or null if the request was refused before it was read. error.data.code says what
-// happened:
+// If the gateway refuses a request, or the server does not respond, the gateway responds with a
+// JSON-RPC error. The error has the ID of the request, or null if the request was refused before it
+// was read. error.data.code says what happened:
 //
 // Symbol | Status | Code | What happened
 // -------|--------|------|--------------
 // `unknown_server` | 404 | -32001 | No server has this name
 // `timeout` | 502, 200 | -32002 | The server, or with 200 the person who must confirm a call, was too slow
 // `connect_error` | 502 | -32002 | The server cannot be reached, or closed the connection
-// `invalid_json` | 502 | -32003 | The response is not JSON (/rpc only)
+// `invalid_json` | 502 | -32003 | The response is not JSON
 // `invalid_response` | 502 | -32003 | Not a JSON-RPC response, unreadable, or larger than response_limit
-// `http_error` | 502 | -32603 | A redirect, at /rpc any status but 200, or a route refused the request
+// `http_error` | 502 | -32603 | A status such as 404 or a redirect, or a route refused the request
 // `invalid_request` | 400, 405, 408, 415, 425 | -32600 | See below
 // `parse_error` | 400 | -32700 | The request is not JSON
 // `busy` | 503 | -32002 | in_flight_limit, or the limit on responses that clients have not read, is reached
@@ -95,7 +95,7 @@ func init() {
 // that it came in HTTP/3 early data. header_mismatch means that the headers of a request contradict
 // its body: at /mcp with revision 2026-07-28, at other paths where a rule or auth applies.
 //
-// At /mcp, an error of one server comes with status 200, because clients take any other status as a
+// At /mcp, an error of one server has status 200, because clients take any other status as a
 // failure of the whole connection.
 //
 // A web page can make a browser send requests to servers on the user's machine or network. With DNS
@@ -122,7 +122,8 @@ func init() {
 // each server that was contacted, and once without a server. The outcome is ok, error for a
 // JSON-RPC error of the server, canceled, http_4xx and the like, or one of the symbols above. The
 // access log has the same data for each request, in mcp_server, mcp_method, mcp_tool, mcp_client
-// and mcp_error_code. Results are never logged, and arguments only if audit is set to arguments.
+// and mcp_error_code. Results are never logged; arguments are logged only if audit is set to
+// arguments.
 //
 // These placeholders are set before the routes of a server run:
 //
@@ -134,8 +135,9 @@ func init() {
 // `{http.mcp.request_id}` | The ID of the JSON-RPC request
 // `{http.mcp.client}` | The identity of the client, if it is known
 type Handler struct {
-	// The name of this gateway in metrics and the admin API. Used rates and hosted templates are kept
-	// over reloads under this name. Gateways with the same name share them. Default: none
+	// The name of this gateway in metrics and the admin API. Used-up rates and hosted templates are
+	// kept over reloads under this name. Gateways with the same name and mcp_path share them. Default:
+	// none
 	Name string `json:"name,omitempty"`
 
 	// The MCP servers. At least one is required, unless servers_from is set.
@@ -157,8 +159,9 @@ type Handler struct {
 	// observation_mask without options; at other paths results are not shortened
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
-	// Gives the tools of servers with a mask an argument for what the client looks for, for servers
-	// without a focus of their own. Default: no such argument
+	// Give tools an argument with which clients say what they look for, so that results are cut to
+	// what is relevant. It applies to servers that have a mask and no focus of their own. Default: no
+	// such argument
 	Focus *Focus `json:"focus,omitempty"`
 
 	// Maximum size of a request in bytes. Requests are held in memory up to this size, and larger ones
@@ -177,13 +180,12 @@ type Handler struct {
 	ResponseLimit int64 `json:"response_limit,omitempty"`
 
 	// Separator between the name of a server and the names of its tools and prompts at /mcp. Model
-	// APIs accept only letters, digits, _ and - in names, so __ works with all of them. Tools can
-	// always be called with ::, too. With none, names do not change; that requires a single server.
-	// Default: ::
+	// APIs accept only letters, digits, _ and - in names, so __ works with all of them. Clients can
+	// always use ::, too. With none, names do not change; that requires a single server. Default: ::
 	Separator string `json:"separator,omitempty"`
 
-	// Maximum length of such a name. Longer names are cut and end in a hash of the full name. Default:
-	// 64
+	// Maximum length of a name with its server and separator. Longer names are cut and end in a hash
+	// of the full name. Default: 64
 	MaxNameLength int `json:"max_name_length,omitempty"`
 
 	// How long to wait for a server to connect and to list its tools. After that, clients get the
@@ -206,8 +208,8 @@ type Handler struct {
 	// from the state in its ID. Default: 100000
 	MaxSessions int `json:"max_sessions,omitempty"`
 
-	// List only three tools, search_tools, describe_tool and call_tool, instead of all tools. Default:
-	// false
+	// List only the tools search_tools, describe_tool and call_tool, with which clients find and call
+	// all others. It keeps many tool definitions out of contexts. Default: false
 	Discovery bool `json:"discovery,omitempty"`
 
 	// Name unavailable servers, and the reasons, in the instructions that clients get at mcp_path. A
@@ -218,7 +220,8 @@ type Handler struct {
 	// Default: /mcp
 	MCPPath string `json:"mcp_path,omitempty"`
 
-	// The path below which servers are served by plain POST. Default: /api/mcp-gateway
+	// The path below which each server takes single JSON-RPC messages by POST. Default:
+	// /api/mcp-gateway
 	RPCPath string `json:"rpc_path,omitempty"`
 
 	// Origins of web pages that may use the gateway, such as https://app.example.com, or * for all.
@@ -235,7 +238,7 @@ type Handler struct {
 	// the operator starts, http://localhost with the port of the site
 	PublicURL string `json:"public_url,omitempty"`
 
-	// The providers that authenticate clients, in order. The first that accepts the client decides.
+	// The providers that authenticate clients, in order. The first that identifies the client decides.
 	// Default: none; every client may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
@@ -249,7 +252,7 @@ type Handler struct {
 	// that server only. Default: false
 	ForwardAuthHeader bool `json:"forward_auth_header,omitempty"`
 
-	// What clients may do. Default: everything
+	// What each client may do. Default: everything
 	Clients []*Client `json:"clients,omitempty"`
 
 	// How often each client may make requests. Anonymous clients are counted by address. Default: no
@@ -268,8 +271,8 @@ type Handler struct {
 	PinTools bool `json:"pin_tools,omitempty"`
 
 	// Which calls http.handlers.mcp_gateway.audit logs. denied logs refusals only. all also logs each
-	// call of a tool, prompt or resource when it ends. arguments is all with the arguments, redacted
-	// by the rules of the client. Default: denied
+	// call of a tool, prompt or resource when it ends. arguments does the same as all and adds the
+	// arguments, redacted by the rules of the client. Default: denied
 	Audit string `json:"audit,omitempty"`
 
 	// Keep the arguments and results of calls for the admin API, redacted by the rules of the client:
@@ -288,7 +291,7 @@ type Handler struct {
 
 	loginStore oauth.Store     // encrypted logins
 	logins     *replicas.Space // shared by all replicas; nil without mcp_store
-	stopLogins func()          // stops following logins of other replicas; may be nil
+	stopLogins func()          // stops following logins of other replicas; nil without mcp_store
 
 	retained *gateway.Retained // state kept over reloads, except clients
 	stateKey string            // key of the gateway's clients in states
@@ -299,7 +302,7 @@ type Handler struct {
 	placeholders *placeholderNames // used by the routes of servers
 
 	mcpPrefix, rpcPrefix string // escaped path prefixes, with a trailing slash
-	generation           any    // identifies the Caddy configuration
+	generation           any    // identifies the Caddy configuration; equal for all its gateways
 	rawConfig            []byte // the configuration as JSON, without defaults
 
 	reauthenticate    context.Context // see [gateway.Config]
@@ -311,13 +314,13 @@ type Handler struct {
 	authInFront     bool              // a handler in front authenticates clients
 	announcementKey string            // key in announcements; empty until announced
 
-	live  *live    // runs the gateway if servers_from is set; otherwise nil
-	shell *Handler // the handler whose live created this one; otherwise nil
+	live  *liveGateway // runs the gateway if servers_from is set; otherwise nil
+	shell *Handler     // the handler whose live loaded this one; otherwise nil
 
 	recordKeys []string // keys of the servers' records in healthRecords
 
-	health  *health  // nil unless health_interval is set
-	starter *starter // nil until the configuration runs
+	health  *healthChecker // nil unless health_interval is set
+	starter *starter       // nil until the configuration runs
 	events  *caddyevents.App
 	ctx     caddy.Context
 	logger  *zap.Logger
@@ -436,7 +439,7 @@ func (h *Handler) subscribe() error {
 // shortestInterval is the minimum of health_interval.
 const shortestInterval = 100 * time.Millisecond
 
-// pathPrefix returns the prefix of escaped paths pathPrefix a path.
+// pathPrefix returns the prefix of all escaped paths below a path.
 func pathPrefix(path string) string {
 	return strings.TrimSuffix((&url.URL{Path: path}).EscapedPath(), "/") + "/"
 }
@@ -444,7 +447,7 @@ func pathPrefix(path string) string {
 // Validate ensures that the configuration makes sense.
 func (h *Handler) Validate() error {
 	if h.live != nil {
-		return nil // the handler in it is valid
+		return nil // the handler that it loaded is valid
 	}
 	if err := h.validateSettings(); err != nil {
 		return err
@@ -478,13 +481,13 @@ func (h *Handler) Validate() error {
 	return nil
 }
 
-// A lifecycle handles the events of the configuration. It hides the Handler, which holds secrets,
-// because Caddy logs event handlers.
+// A lifecycle handles the events of the configuration. It is a type of its own because Caddy logs
+// event handlers, and Handler contains secrets.
 type lifecycle struct{ handler *Handler }
 
 // Handle runs when the configuration has started or is stopping. If Caddy exits, it ends the
-// streams that clients listen on: Caddy waits for all requests, and these would never end. A reload
-// keeps them.
+// streams on which clients listen, because Caddy waits for all requests, and these would never end.
+// A reload keeps them.
 func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 	h := l.handler
 	switch {
@@ -536,7 +539,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	r = h.withSubject(r)
 	peer := peerOf(r)
 	if target.Kind == upstream.Aggregate {
-		// Side requests start from these values, not from what the routes make of the request.
+		// Side requests get the values that the request has now, before routes change them.
 		i := inherit(r)
 		i.names = h.placeholders
 		peer.Inherited = i
@@ -596,8 +599,8 @@ const (
 	loginPages                 // pages where people log in to servers
 )
 
-// find returns what is served at a path. The result is an endpoint, or for metadata the path of a
-// resource.
+// find returns what is served at a path: for an endpoint also the endpoint, for metadata also the
+// path of the resource.
 func (h *Handler) find(u *url.URL) (loc location, target inbound.Endpoint, resource string) {
 	path := u.EscapedPath()
 	if path == h.mcpPrefix || path == strings.TrimSuffix(h.mcpPrefix, "/") {

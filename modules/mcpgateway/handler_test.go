@@ -14,7 +14,7 @@ import (
 )
 
 func TestFind(t *testing.T) {
-	h := provisioned(t, `{"handler":"mcp_gateway","mcp_path":"/é/mcp/","servers":[{"name":"a","routes":[{}]}]}`).(*Handler)
+	h := provision(t, `{"handler":"mcp_gateway","mcp_path":"/é/mcp/","servers":[{"name":"a","routes":[{}]}]}`).(*Handler)
 	for _, tt := range []struct {
 		path string
 		at   location
@@ -51,7 +51,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The Host of requests to other than loopback addresses is checked only if hosts is set.
+// At addresses other than loopback, Host is checked only if hosts is set.
 func TestAdmitByListener(t *testing.T) {
 	loopback, public := &net.TCPAddr{IP: net.IPv6loopback}, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}
 	for _, tt := range []struct {
@@ -65,8 +65,8 @@ func TestAdmitByListener(t *testing.T) {
 		{"a loopback address over HTTP/3", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}, "mcp.test", false},
 		{"a public address", nil, public, "mcp.test", true},
 		{"a public address with hosts", []string{"mcp.test"}, public, "evil.test", false},
-		{"a public address that is one of hosts", []string{"mcp.test"}, public, "MCP.test.:443", true},
-		{"a public address that is one of hosts with its port", []string{"mcp.test:443"}, public, "mcp.test:443", true},
+		{"a public address with an allowed host", []string{"mcp.test"}, public, "MCP.test.:443", true},
+		{"a public address with an allowed host and port", []string{"mcp.test:443"}, public, "mcp.test:443", true},
 		{"a socket", nil, &net.UnixAddr{Name: "/run/caddy.sock"}, "mcp.test", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

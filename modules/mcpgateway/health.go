@@ -20,8 +20,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A health runs the health checks of a gateway.
-type health struct {
+// A healthChecker runs the health checks of a gateway.
+type healthChecker struct {
 	interval, timeout time.Duration
 	logger            *zap.Logger
 
@@ -29,14 +29,14 @@ type health struct {
 	running sync.WaitGroup
 }
 
-// startHealth starts to check all servers periodically. It runs once the configuration runs,
-// because validation must not dial.
+// startHealth starts to check all servers periodically. It is called when the configuration has
+// started, because validation must not dial.
 func (h *Handler) startHealth() {
 	if h.HealthInterval <= 0 || h.health != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.health = &health{
+	h.health = &healthChecker{
 		interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout),
 		logger: h.logger, cancel: cancel,
 	}
@@ -60,7 +60,7 @@ func (h *Handler) stopHealth() {
 
 // watch checks a server until ctx is done: first soon, then at every interval. A jitter of 10%
 // spreads the checks of all servers.
-func (h *health) watch(ctx context.Context, s *Server, record *healthRecord) {
+func (h *healthChecker) watch(ctx context.Context, s *Server, record *healthRecord) {
 	interval := h.interval
 	timer := time.NewTimer(rand.N(interval/10 + 1))
 	defer timer.Stop()
@@ -76,7 +76,7 @@ func (h *health) watch(ctx context.Context, s *Server, record *healthRecord) {
 }
 
 // checkOnce checks a server once, unless another configuration is checking it.
-func (h *health) checkOnce(ctx context.Context, s *Server, record *healthRecord) {
+func (h *healthChecker) checkOnce(ctx context.Context, s *Server, record *healthRecord) {
 	if !record.checking.TryLock() {
 		return
 	}
@@ -84,8 +84,8 @@ func (h *health) checkOnce(ctx context.Context, s *Server, record *healthRecord)
 	timeout := h.timeout
 	trial, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	asked, err := s.checkAlive(trial)
-	if !asked || ctx.Err() != nil {
+	attempted, err := s.checkAlive(trial)
+	if !attempted || ctx.Err() != nil {
 		return
 	}
 	if err != nil && trial.Err() != nil {
@@ -121,9 +121,9 @@ var (
 	errRefused    = errors.New("ping refused")
 )
 
-// checkAlive checks whether any upstream of the server responds. asked is false if the server is a
-// child process that has not been started.
-func (s *Server) checkAlive(ctx context.Context) (asked bool, err error) {
+// checkAlive checks whether any upstream of the server responds. attempted is false if the server
+// is a child process that has not been started yet.
+func (s *Server) checkAlive(ctx context.Context) (attempted bool, err error) {
 	switch {
 	case len(s.upstreams.children) > 0:
 		return s.upstreams.checkChildren(ctx)
@@ -135,7 +135,7 @@ func (s *Server) checkAlive(ctx context.Context) (asked bool, err error) {
 	return true, nil
 }
 
-func (u *upstreams) checkChildren(ctx context.Context) (asked bool, err error) {
+func (u *upstreams) checkChildren(ctx context.Context) (attempted bool, err error) {
 	var (
 		mu       sync.Mutex
 		alive    bool
@@ -144,11 +144,11 @@ func (u *upstreams) checkChildren(ctx context.Context) (asked bool, err error) {
 	)
 	for _, c := range u.children {
 		checks.Go(func() {
-			tried, err := c.transport.Check(ctx, c.host)
+			childAttempted, err := c.transport.Check(ctx, c.host)
 			mu.Lock()
 			defer mu.Unlock()
-			asked = asked || tried
-			alive = alive || tried && err == nil
+			attempted = attempted || childAttempted
+			alive = alive || childAttempted && err == nil
 			if err != nil {
 				failures = append(failures, err)
 			}
@@ -156,15 +156,15 @@ func (u *upstreams) checkChildren(ctx context.Context) (asked bool, err error) {
 	}
 	checks.Wait()
 	if alive {
-		return asked, nil
+		return attempted, nil
 	}
-	return asked, errors.Join(failures...)
+	return attempted, errors.Join(failures...)
 }
 
-// ping sends a message through the routes of the server. Any JSON-RPC response will do, even an
-// error about a missing session, and so will a success without a body. A status of 4xx is
-// errRefused: a server that requires credentials, or GET as in the HTTP+SSE transport, does read
-// requests.
+// ping sends a message through the routes of the server. Any JSON-RPC response shows that the
+// server is alive, even an error about a missing session, and so does a success without a body. For
+// a status of 4xx, ping returns errRefused: a server that requires credentials, or GET as in the
+// HTTP+SSE transport, does read requests.
 func (s *Server) ping(ctx context.Context) error {
 	answered, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -225,7 +225,8 @@ func newPingResponse(done func()) *pingResponse {
 	return p
 }
 
-// Write reads the response and ignores errors: a server that sends more than maxPingResponse is alive.
+// Write reads the response and ignores errors: a server that sends more than maxPingResponse is
+// alive.
 func (p *pingResponse) Write(b []byte) (int, error) {
 	_, _ = p.Reader.Write(b)
 	return len(b), nil

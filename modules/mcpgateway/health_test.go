@@ -26,11 +26,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// serving returns a server with one handler.
-func serving(name string, handler caddyhttp.HandlerFunc) *Server {
+// serverWith returns a server with one handler.
+func serverWith(name string, handler caddyhttp.HandlerFunc) *Server {
 	target, _ := url.Parse("/rpc?x=1")
-	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning),
-		streams: new(streamScope)}
+	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool),
+		pins: new(serverPins), streams: new(streamScope)}
 	s.config()
 	return s
 }
@@ -67,41 +67,41 @@ func TestPing(t *testing.T) { // A36
 	for _, tt := range []struct {
 		name    string
 		handler caddyhttp.HandlerFunc
-		err     string // empty if it is alive
+		err     string // part of the error; empty if the server is alive
 	}{
-		{"an answer", answer(200, jsonType, result), ""},
+		{"a response", answer(200, jsonType, result), ""},
 		{"an error", answer(200, jsonType, noMethod), ""},
 		{"an error with a status",
 			answer(404, jsonType, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no session"}}`), ""},
-		{"an answer in a stream", answer(200, eventsType, ": hi\n\nevent: message\ndata: "+result+"\n\n"), ""},
-		{"an answer in a stream that does not end", then(answer(200, eventsType, "data: "+noMethod+"\n\n"), nil), ""},
-		{"an answer in a stream that breaks off", then(answer(400, eventsType, "data: "+noMethod+"\n\n"), errors.New("torn")),
-			""},
-		{"success without an answer", answer(202, "", ""), ""},
+		{"a response in a stream", answer(200, eventsType, ": hi\n\nevent: message\ndata: "+result+"\n\n"), ""},
+		{"a response in a stream that does not end", then(answer(200, eventsType, "data: "+noMethod+"\n\n"), nil), ""},
+		{"a response in a stream that breaks off",
+			then(answer(400, eventsType, "data: "+noMethod+"\n\n"), errors.New("torn")), ""},
+		{"success without a body", answer(202, "", ""), ""},
 		{"success with another body", answer(200, "text/plain", "hello"), ""},
 		{"a long body", answer(200, "text/plain", strings.Repeat("x", 10*maxPingResponse)), ""},
 		{"a refusal without a session", answer(404, "text/plain", "not found"), "refused"},
 		{"a refusal without credentials", answer(401, "", ""), "refused"},
-		{"a refusal as the old HTTP+SSE transport has it", answer(405, "text/plain", "GET only"), "refused"},
-		{"a refusal in a stream that says nothing", then(answer(403, eventsType, ": hi\n\n"), nil), "deadline"},
+		{"a refusal of POST, as in the HTTP+SSE transport", answer(405, "text/plain", "GET only"), "refused"},
+		{"a refusal with an empty stream", then(answer(403, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"a refusal that breaks off", then(answer(403, "text/plain", "no"), errors.New("torn")), "torn"},
-		{"an error without an answer", answer(503, "text/html", "<html>"), "HTTP 503 text/html"},
-		{"JSON of another kind", answer(500, jsonType, `{"error":"no"}`), "HTTP 500"},
-		{"another place", answer(307, "", ""), "HTTP 307"},
+		{"an error status with HTML", answer(503, "text/html", "<html>"), "HTTP 503 text/html"},
+		{"an error status with other JSON", answer(500, jsonType, `{"error":"no"}`), "HTTP 500"},
+		{"a redirect", answer(307, "", ""), "HTTP 307"},
 		{"no connection", then(nil, errors.New("connection refused")), "connection refused"},
-		{"a refusal by something on the way", then(nil, caddyhttp.Error(401, nil)), "HTTP 401"},
-		{"no answer", then(nil, nil), "deadline"},
-		{"a stream without an answer", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
-		{"an answer that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
+		{"a refusal by a handler in front", then(nil, caddyhttp.Error(401, nil)), "HTTP 401"},
+		{"no response", then(nil, nil), "deadline"},
+		{"a stream without a response", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
+		{"a response that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
 		{"a panic", func(http.ResponseWriter, *http.Request) error { panic("oh") }, "oh"},
-		{"a response that is aborted", func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) },
-			"broke off"},
+		{"an aborted response", func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) },
+			"ended before it was complete"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 				defer cancel()
-				err := serving("a", tt.handler).ping(ctx)
+				err := serverWith("a", tt.handler).ping(ctx)
 				if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 					t.Errorf("got %v, want %q", err, tt.err)
 				}
@@ -110,10 +110,10 @@ func TestPing(t *testing.T) { // A36
 	}
 }
 
-func TestWhatAServerIsAsked(t *testing.T) { // A36
+func TestPingRequest(t *testing.T) { // A36
 	var r *http.Request
 	var body []byte
-	s := serving("alpha", func(w http.ResponseWriter, req *http.Request) error {
+	s := serverWith("alpha", func(w http.ResponseWriter, req *http.Request) error {
 		r = req
 		body, _ = io.ReadAll(req.Body)
 		return nil
@@ -133,8 +133,8 @@ func TestWhatAServerIsAsked(t *testing.T) { // A36
 	}
 }
 
-// watched returns a gateway that checks its servers every 30 seconds, and its logs.
-func watched(servers ...*Server) (*Handler, *observer.ObservedLogs) {
+// watchedGateway returns a gateway that checks its servers every 30 seconds, and its log.
+func watchedGateway(servers ...*Server) (*Handler, *observer.ObservedLogs) {
 	core, logs := observer.New(zap.DebugLevel)
 	return &Handler{
 		HealthInterval: caddy.Duration(30 * time.Second), HealthTimeout: caddy.Duration(5 * time.Second),
@@ -161,13 +161,13 @@ func healthyGauge(t *testing.T, server string) float64 {
 	return -1
 }
 
-func TestServersAreTried(t *testing.T) { // A36, A52
+func TestHealthChecks(t *testing.T) { // A36, A52
 	synctest.Test(t, func(t *testing.T) {
 		var tries, atOnce atomic.Int32
 		var down atomic.Bool
-		s := serving("tried", func(w http.ResponseWriter, r *http.Request) error {
+		s := serverWith("tried", func(w http.ResponseWriter, r *http.Request) error {
 			if atOnce.Add(1) > 1 {
-				t.Error("tried twice at once")
+				t.Error("two checks at once")
 			}
 			defer atOnce.Add(-1)
 			tries.Add(1)
@@ -177,24 +177,24 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 			}
 			return nil
 		})
-		h, logs := watched(s)
+		h, logs := watchedGateway(s)
 		if state := s.healthState(); state.name() != "unknown" {
-			t.Errorf("before the first try it is %s", state.name())
+			t.Errorf("before the first check: state %s", state.name())
 		}
 		h.startHealth()
-		h.startHealth() // no effect the second time
+		h.startHealth() // has no effect
 		began := time.Now()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if n := tries.Load(); n < 9 || n > 12 {
-			t.Errorf("tried %d times in 10 intervals", n)
+			t.Errorf("%d checks in 10 intervals", n)
 		}
 		if state := s.healthState(); state.name() != "healthy" || !state.Since.Before(began.Add(4*time.Second)) ||
 			logs.Len() != 0 {
-			t.Errorf("%+v, %d lines in the log", state, logs.Len())
+			t.Errorf("%+v, %d log lines", state, logs.Len())
 		}
 		if got := healthyGauge(t, "tried"); got != 1 {
-			t.Errorf("the gauge is %v", got)
+			t.Errorf("gauge %v", got)
 		}
 
 		down.Store(true)
@@ -205,12 +205,12 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 			t.Errorf("%+v", state)
 		}
 		if got := healthyGauge(t, "tried"); got != 0 {
-			t.Errorf("the gauge is %v", got)
+			t.Errorf("gauge %v", got)
 		}
-		lines := logs.TakeAll() // at once, after a minute and after three
+		lines := logs.TakeAll() // logged at once, after one minute and after three minutes
 		if len(lines) != 3 || lines[0].Message != "MCP server is unavailable" || lines[0].Level != zap.ErrorLevel ||
 			lines[0].ContextMap()["repeated"] != nil || lines[2].ContextMap()["repeated"].(int64) < 2 {
-			t.Errorf("in the log: %v", lines)
+			t.Errorf("logged %v", lines)
 		}
 
 		down.Store(false)
@@ -221,22 +221,22 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 			t.Errorf("%+v", state)
 		}
 		if logs.FilterMessage("MCP server is available again").FilterLevelExact(zap.InfoLevel).Len() != 1 || logs.Len() != 1 {
-			t.Errorf("in the log: %v", logs.All())
+			t.Errorf("logged %v", logs.All())
 		}
 		h.stopHealth()
 		h.closeRecords()
 		if got := healthyGauge(t, "tried"); got != -1 {
-			t.Errorf("the gauge of one that is gone is %v", got)
+			t.Errorf("gauge %v of a removed server", got)
 		}
-		h.stopHealth() // no effect the second time
+		h.stopHealth() // has no effect
 		h.closeRecords()
 	})
 }
 
-func TestNobodyIsTried(t *testing.T) { // A36
+func TestHealthChecksOff(t *testing.T) { // A36
 	synctest.Test(t, func(t *testing.T) {
-		h, _ := watched(serving("a", func(http.ResponseWriter, *http.Request) error {
-			t.Error("tried")
+		h, _ := watchedGateway(serverWith("a", func(http.ResponseWriter, *http.Request) error {
+			t.Error("the server was checked")
 			return nil
 		}))
 		h.HealthInterval = 0
@@ -246,21 +246,21 @@ func TestNobodyIsTried(t *testing.T) { // A36
 	})
 }
 
-func TestTheEndOfATry(t *testing.T) { // A36
+func TestCanceledHealthCheck(t *testing.T) { // A36
 	synctest.Test(t, func(t *testing.T) {
 		trying := make(chan struct{})
-		s := serving("a", func(_ http.ResponseWriter, r *http.Request) error {
+		s := serverWith("a", func(_ http.ResponseWriter, r *http.Request) error {
 			close(trying)
 			<-r.Context().Done()
 			return r.Context().Err()
 		})
-		h, logs := watched(s)
+		h, logs := watchedGateway(s)
 		h.startHealth()
 		<-trying
 		h.stopHealth()
 		defer h.closeRecords()
 		if s.healthState().Known || logs.Len() > 0 {
-			t.Error("a try that was given up has told something")
+			t.Error("a canceled check changed the state or the log")
 		}
 	})
 }
@@ -268,8 +268,8 @@ func TestTheEndOfATry(t *testing.T) { // A36
 func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 	synctest.Test(t, func(t *testing.T) {
 		handle := func(w http.ResponseWriter, r *http.Request) error { return errors.New("down") }
-		before, _ := watched(serving("a", handle))
-		after, logs := watched(serving("a", handle), serving("b", handle))
+		before, _ := watchedGateway(serverWith("a", handle))
+		after, logs := watchedGateway(serverWith("a", handle), serverWith("b", handle))
 		before.startHealth()
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -283,11 +283,11 @@ func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if again := after.Servers[0].healthState(); again.Since != a.Since || again.Failures <= a.Failures {
-			t.Errorf("%+v has become %+v", a, again)
+			t.Errorf("before %+v, after %+v", a, again)
 		}
 		for _, line := range logs.All() {
 			if known := line.ContextMap()["mcp_server"] == "a"; known != (line.ContextMap()["repeated"] != nil) {
-				t.Errorf("in the log: %v", line)
+				t.Errorf("logged %v", line)
 			}
 		}
 		after.stopHealth()
@@ -295,19 +295,19 @@ func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 	})
 }
 
-func TestOneTryAtATime(t *testing.T) { // A36
+func TestOneHealthCheckAtATime(t *testing.T) { // A36
 	synctest.Test(t, func(t *testing.T) {
 		var atOnce atomic.Int32
 		handle := func(_ http.ResponseWriter, r *http.Request) error {
 			if atOnce.Add(1) > 1 {
-				t.Error("two configurations try the same server at once")
+				t.Error("two configurations check the same server at once")
 			}
 			defer atOnce.Add(-1)
 			<-r.Context().Done()
 			return r.Context().Err()
 		}
-		before, _ := watched(serving("a", handle))
-		after, _ := watched(serving("a", handle))
+		before, _ := watchedGateway(serverWith("a", handle))
+		after, _ := watchedGateway(serverWith("a", handle))
 		before.HealthTimeout, after.HealthTimeout = caddy.Duration(time.Minute), caddy.Duration(time.Minute)
 		before.startHealth()
 		after.startHealth()
@@ -341,21 +341,21 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
 	if asked, err := h.Servers[0].checkAlive(ctx); !asked || err != nil {
-		t.Errorf("one that is up: %t, %v", asked, err)
+		t.Errorf("a server that is up: %t, %v", asked, err)
 	}
 	if asked, err := h.Servers[1].checkAlive(ctx); !asked || err == nil ||
 		!strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
-		t.Errorf("one that is down: %t, %v", asked, err)
+		t.Errorf("a server that is down: %t, %v", asked, err)
 	}
 	if asked, err := h.Servers[2].checkAlive(ctx); !asked || err != errRefused {
-		t.Errorf("one that wants credentials: %t, %v", asked, err)
+		t.Errorf("a server that requires credentials: %t, %v", asked, err)
 	}
 }
 
 func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	var mu sync.Mutex
 	var methods []string
-	provisioned := make(chan struct{}) // health checks of reverse_proxy start earlier
+	provisioned := make(chan struct{}) // reverse_proxy checks upstreams even earlier
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-provisioned
 		mu.Lock()
@@ -367,39 +367,39 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	const active = `,"health_checks":{"active":{"uri":"/","interval":3600000000000}}`
 	s := adaptGateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
 	close(provisioned)
-	await.Until(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
+	await.Until(t, "the upstream is unhealthy", func() bool { return !s.upstreams.checked[0].Healthy() })
 	if asked, err := s.checkAlive(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
 		t.Errorf("got %t, %v", asked, err)
 	}
 	if got := s.healthState().name(); got != "unhealthy" {
-		t.Errorf("it is %s", got)
+		t.Errorf("state %s, want unhealthy", got)
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	if strings.Join(methods, " ") != "GET" {
-		t.Errorf("it was asked by %s", methods)
+		t.Errorf("got requests %s, want GET", methods)
 	}
 }
 
 func TestHealthOfChildren(t *testing.T) { // A36, A37
 	h := adaptGateway(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--hang-ping"), "alpha:1"))+`]}`)
-	checks := &health{timeout: 50 * time.Millisecond, logger: zap.NewNop()}
+	checks := &healthChecker{timeout: 50 * time.Millisecond, logger: zap.NewNop()}
 	s, record := h.Servers[0], new(healthRecord)
 	s.health.Store(record)
 	checks.checkOnce(t.Context(), s, record)
 	child := s.upstreams.children[0]
 	status := child.transport.Status("alpha:1")[0]
 	if status.State != stdio.Idle || s.healthState().Known {
-		t.Errorf("before the first request it is %s and %s", status.State, s.healthState().name())
+		t.Errorf("before the first request: child %s, server %s", status.State, s.healthState().name())
 	}
 	if err := child.transport.Restart(t.Context(), "alpha:1"); err != nil {
 		t.Fatal(err)
 	}
 	checks.checkOnce(t.Context(), s, record)
 	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no response within 50ms" {
-		t.Errorf("one that does not answer: %+v", got)
+		t.Errorf("a child that does not respond: %+v", got)
 	}
-	await.Until(t, "it is started again", func() bool {
+	await.Until(t, "the child is restarted", func() bool {
 		status = child.transport.Status("alpha:1")[0]
 		return status.Restarts == 1
 	})

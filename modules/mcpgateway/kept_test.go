@@ -34,7 +34,7 @@ type keptEngine struct {
 	Replica string `json:"replica"`
 }
 
-// keptEngines are the engines by name of the test.
+// keptEngines are the engines by test name.
 var keptEngines sync.Map
 
 // CaddyModule returns the Caddy module information.
@@ -57,8 +57,8 @@ func engineOf(t *testing.T) *replicastest.Engine {
 	return engine.(*replicastest.Engine)
 }
 
-// loadReplica loads a gateway that shares the engine of the test with other replicas, and stores
-// the rest in a directory.
+// loadReplica loads a gateway that shares the engine of the test with other replicas. dir is its
+// storage.
 func loadReplica(t *testing.T, replica, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
 	store := fmt.Sprintf(`{"engine":{"engine":"kept_test","test":%q,"replica":%q},`+
@@ -67,54 +67,54 @@ func loadReplica(t *testing.T, replica, dir, config string) (h *Handler, unload 
 	return loadGatewayWith(t, caddy.ModuleMap{"mcp_store": json.RawMessage(store)}, dir, config)
 }
 
-// newReplica is loadReplica with a new directory.
+// newReplica is like loadReplica, with a new directory.
 func newReplica(t *testing.T, replica, config string) *Handler {
 	t.Helper()
 	h, _ := loadReplica(t, replica, t.TempDir(), config)
 	return h
 }
 
-// listsWeather reports whether a client at /mcp sees the tool.
+// listsWeather reports whether a client at /mcp sees the tool weather.
 func listsWeather(t *testing.T, h *Handler) bool {
 	t.Helper()
-	return strings.Contains(serves(t, h,
-		posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{`+modernMeta+`}}`,
+	return strings.Contains(serve(t, h,
+		newPost("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{`+modernMeta+`}}`,
 			mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/list")).Body.String(), `weather"`)
 }
 
 // The first definition that a replica sees, and an acceptance at one replica, apply to all of them.
 func TestPinsOfReplicas(t *testing.T) {
 	server := newFickle(t)
-	config := withPins(server.line("shared"), true)
+	config := withPins(server.config("shared"), true)
 	a, b := newReplica(t, "a", config), newReplica(t, "b", config)
-	if listed, called := offers(t, a, "shared"); !listed || !called {
+	if listed, called := tryTool(t, a, "shared"); !listed || !called {
 		t.Fatalf("at first: listed %t, called %t", listed, called)
 	}
 	pinsB := b.Servers[0].pins
-	await.Until(t, "the other to know", func() bool { return !pinsB.IsEmpty() })
+	await.Until(t, "the other replica knows the pin", func() bool { return !pinsB.IsEmpty() })
 	server.version.Store(1)
 	for name, h := range map[string]*Handler{"a": a, "b": b, "a third": newReplica(t, "c", config)} {
-		if listed, called := offers(t, h, "shared"); listed || called || listsWeather(t, h) {
-			t.Errorf("changed, at %s: listed %t, called %t", name, listed, called)
+		if listed, called := tryTool(t, h, "shared"); listed || called || listsWeather(t, h) {
+			t.Errorf("after the change, at %s: listed %t, called %t", name, listed, called)
 		}
 	}
 	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err != nil {
 		t.Fatalf("accepted %d, %v", n, err)
 	}
-	await.Until(t, "it to be listed at the other", func() bool { return listsWeather(t, b) })
-	if listed, called := offers(t, b, "shared"); !listed || !called || len(pinsB.Changes()) != 0 {
-		t.Errorf("accepted: listed %t, called %t, %v", listed, called, pinsB.Changes())
+	await.Until(t, "the other replica lists the tool", func() bool { return listsWeather(t, b) })
+	if listed, called := tryTool(t, b, "shared"); !listed || !called || len(pinsB.Changes()) != 0 {
+		t.Errorf("after the acceptance: listed %t, called %t, %v", listed, called, pinsB.Changes())
 	}
 	for key, value := range engineOf(t).Values() {
 		if strings.Contains(key+string(value), "weather") || strings.Contains(key, "shared") {
-			t.Errorf("the engine can read %q: %q", key, value)
+			t.Errorf("the engine stores plain text: %q: %q", key, value)
 		}
 	}
 }
 
-// If replicas first see different definitions, one of them is withheld, and nothing else is lost.
+// If replicas first see different definitions, one definition wins. No other pin is lost.
 func TestReplicasThatPinAtOnce(t *testing.T) {
-	config := withPins(newFickle(t).line("raced"), true)
+	config := withPins(newFickle(t).config("raced"), true)
 	all := []*Handler{newReplica(t, "a", config), newReplica(t, "b", config), newReplica(t, "c", config)}
 	var saving sync.WaitGroup
 	for i, h := range all {
@@ -130,7 +130,7 @@ func TestReplicasThatPinAtOnce(t *testing.T) {
 	}
 	saving.Wait()
 	var texts []string
-	await.Until(t, "them to agree", func() bool {
+	await.Until(t, "the replicas agree", func() bool {
 		texts = nil
 		for _, h := range all {
 			text, err := h.Servers[0].pins.MarshalJSON()
@@ -142,7 +142,7 @@ func TestReplicasThatPinAtOnce(t *testing.T) {
 		return texts[0] == texts[1] && texts[1] == texts[2]
 	})
 	if n := strings.Count(texts[0], `"tool"`); n != 61 {
-		t.Errorf("%d are pinned", n)
+		t.Errorf("%d pins, want 61", n)
 	}
 	shown := 0
 	for _, h := range all {
@@ -151,63 +151,63 @@ func TestReplicasThatPinAtOnce(t *testing.T) {
 		}
 	}
 	if shown != 1 {
-		t.Errorf("%d definitions of one tool are shown", shown)
+		t.Errorf("%d replicas show the tool, want 1", shown)
 	}
 }
 
 // Pins outlive the store: every replica has a copy.
 func TestPinsOutliveTheStore(t *testing.T) {
 	server, dir := newFickle(t), t.TempDir()
-	config := withPins(server.line("lost"), true)
+	config := withPins(server.config("lost"), true)
 	a, unload := loadReplica(t, "a", dir, config)
-	offers(t, a, "lost")
+	tryTool(t, a, "lost")
 	unload()
 	engineOf(t).Clear()
 	server.version.Store(1)
 	a, _ = loadReplica(t, "a again", dir, config)
-	for name, h := range map[string]*Handler{"the one with a copy": a, "one that has none": newReplica(t, "b", config)} {
-		if listed, called := offers(t, h, "lost"); listed || called {
+	for name, h := range map[string]*Handler{"with a copy": a, "without a copy": newReplica(t, "b", config)} {
+		if listed, called := tryTool(t, h, "lost"); listed || called {
 			t.Errorf("%s: listed %t, called %t", name, listed, called)
 		}
 	}
 }
 
-// A replica that does not know the pins withholds all tools until it does. A replica with a copy
-// serves.
+// While the store is unavailable, a replica with a copy of the pins serves tools. A replica without
+// one withholds all tools.
 func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 	server, dir := newFickle(t), t.TempDir()
-	config := withPins(server.line("down"), true)
+	config := withPins(server.config("down"), true)
 	a, unload := loadReplica(t, "a", dir, config)
-	offers(t, a, "down")
+	tryTool(t, a, "down")
 	unload()
 	engine := engineOf(t)
 	engine.Down.Store(true)
 	a, _ = loadReplica(t, "a again", dir, config)
-	if listed, called := offers(t, a, "down"); !listed || !called {
+	if listed, called := tryTool(t, a, "down"); !listed || !called {
 		t.Errorf("with a copy: listed %t, called %t", listed, called)
 	}
 	b := newReplica(t, "b", config)
-	if listed, called := offers(t, b, "down"); listed || called {
+	if listed, called := tryTool(t, b, "down"); listed || called {
 		t.Errorf("without a copy: listed %t, called %t", listed, called)
 	}
 	server.version.Store(1)
-	offers(t, a, "down")
+	tryTool(t, a, "down")
 	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err == nil ||
 		!strings.Contains(err.Error(), "shared store is unavailable") {
 		t.Errorf("accepted %d, %v", n, err)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the other to serve what was accepted", func() bool {
-		listed, called := offers(t, b, "down")
+	await.Until(t, "the other replica serves the accepted tool", func() bool {
+		listed, called := tryTool(t, b, "down")
 		return listed && called
 	})
 	server.version.Store(0)
-	if listed, called := offers(t, b, "down"); listed || called {
-		t.Errorf("what was replaced: listed %t, called %t", listed, called)
+	if listed, called := tryTool(t, b, "down"); listed || called {
+		t.Errorf("the replaced definition: listed %t, called %t", listed, called)
 	}
 }
 
-// putAt adds a template at a replica, as the admin API does.
+// putAt adds a template to a replica, as the admin API does.
 func putAt(t *testing.T, h *Handler, name, text string) error {
 	return h.changeTemplates(t.Context(), func(set *resourcetemplate.Set) error {
 		_, err := set.Put(resourcetemplate.Template{Name: name, URITemplate: name + "://{x}", Text: text})
@@ -223,7 +223,7 @@ func templatesOf(h *Handler) (names []string) {
 	return names
 }
 
-// All replicas host a template that one of them gets.
+// A template that is added to one replica is hosted by all.
 func TestTemplatesOfReplicas(t *testing.T) {
 	const config = `{"name":"templates","servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]}]}`
 	a, b := newReplica(t, "a", config), newReplica(t, "b", config)
@@ -239,16 +239,16 @@ func TestTemplatesOfReplicas(t *testing.T) {
 	}
 	putting.Wait()
 	all := []string{"a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "b3", "b4"}
-	for name, h := range map[string]*Handler{"a": a, "b": b, "one that is new": newReplica(t, "c", config)} {
+	for name, h := range map[string]*Handler{"a": a, "b": b, "a new replica": newReplica(t, "c", config)} {
 		await.Until(t, "the templates at "+name, func() bool { return slices.Equal(templatesOf(h), all) })
 	}
-	if got := offered(t, b); strings.Count(got, "uriTemplate") != 10 {
+	if got := listTemplates(t, b); strings.Count(got, "uriTemplate") != 10 {
 		t.Errorf("clients see %s", got)
 	}
 	remove := func(h *Handler, name string) error {
 		return h.changeTemplates(t.Context(), func(set *resourcetemplate.Set) error {
 			if !set.Delete(name) {
-				return notFound("it is not there")
+				return notFound("no such template")
 			}
 			return nil
 		})
@@ -259,20 +259,19 @@ func TestTemplatesOfReplicas(t *testing.T) {
 		}
 	}
 	for name, h := range map[string]*Handler{"a": a, "b": b} {
-		await.Until(t, "none to be left at "+name, func() bool { return len(templatesOf(h)) == 0 })
+		await.Until(t, "no templates at "+name, func() bool { return len(templatesOf(h)) == 0 })
 	}
 	if err := putAt(t, a, "large", strings.Repeat("x", 1<<20)); err != nil {
 		t.Error(err)
 	}
 	for i := range 4 {
 		if err := putAt(t, b, fmt.Sprint("larger", i), strings.Repeat("x", 1<<20)); (err != nil) != (i > 1) {
-			t.Errorf("number %d: %v", i, err)
+			t.Errorf("template %d: %v", i, err)
 		}
 	}
 }
 
-// A change that cannot be shared is refused. Replicas restore the templates that the store has
-// lost.
+// Changes are refused while they cannot be shared. Replicas restore templates that the store lost.
 func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 	const config = `{"name":"kept templates","servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]}]}`
 	a, engine := newReplica(t, "a", config), engineOf(t)
@@ -283,10 +282,10 @@ func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 		is.Store(true)
 		refused, ok := errors.AsType[*adminapi.Error](putAt(t, a, "lost", "x"))
 		if !ok || refused.Status != http.StatusServiceUnavailable || !slices.Equal(templatesOf(a), []string{"kept"}) {
-			t.Errorf("%s: %v, there are %q", fault, refused, templatesOf(a))
+			t.Errorf("%s: %v, templates %q", fault, refused, templatesOf(a))
 		}
 		is.Store(false)
-		await.Until(t, "the store", a.store.Up)
+		await.Until(t, "the store is up", a.store.Up)
 	}
 	engine.Clear()
 	if err := putAt(t, a, "new", "x"); err != nil {
@@ -297,9 +296,9 @@ func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// Clients of one replica are notified of changes at another.
-func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
-	config := `{"pin_tools":true,"servers":[` + newFickle(t).line("pinned") +
+// Clients of one replica are notified of changes at another replica.
+func TestNotificationsAcrossReplicas(t *testing.T) {
+	config := `{"pin_tools":true,"servers":[` + newFickle(t).config("pinned") +
 		`,{"name":"files","routes":[{"handle":[` + staticHandler +
 		`]}],"oauth":{"resource":"https://files.example.com/mcp"}}]}`
 	a, b := newReplica(t, "a", config), newReplica(t, "b", config)
@@ -311,7 +310,7 @@ func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 		told   string
 	}{
 		"a login": {func() { a.loginChanged("files", "", true) }, "notifications/tools/list_changed"},
-		"a tool that is accepted": {func() {
+		"an accepted tool": {func() {
 			a.byName["pinned"].pins.Observe("weather", fmt.Appendf(nil, `{"description":"%d"}`, n))
 			if n, err := a.acceptTools(a.byName["pinned"], "weather", ""); n != 1 || err != nil {
 				t.Errorf("accepted %d, %v", n, err)
@@ -325,11 +324,11 @@ func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			heard := make(chan string, 1)
-			stream := listening(t, "/mcp", mcp.SessionHeader, session(t, b))
-			go func() { heard <- hears(t, b, stream, tt.told) }()
+			stream := streamRequest(t, "/mcp", mcp.SessionHeader, startSession(t, b))
+			go func() { heard <- serveUntil(t, b, stream, tt.told) }()
 			await.Until(t, tt.told, func() bool {
 				n++
-				tt.change() // until the client listens
+				tt.change() // repeated until the client listens
 				select {
 				case got := <-heard:
 					return strings.Contains(got, tt.told)
@@ -341,7 +340,7 @@ func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 	}
 }
 
-// Replicas share logins, and need only the key of the store.
+// Replicas share logins through the store, with no key but the store's.
 func TestLoginsOfReplicas(t *testing.T) {
 	const config = `{"servers":[{"name":"files","routes":[{}],"oauth":{"resource":"https://files.example.com/mcp"}}]}`
 	dir := t.TempDir()
@@ -355,19 +354,19 @@ func TestLoginsOfReplicas(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, loginsFolder)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("something is in Caddy's storage: %v", err)
+		t.Errorf("Caddy's storage has logins: %v", err)
 	}
 }
 
-// Other replicas learn of changed lists of child processes, even while no client listens to them.
+// Other replicas learn of changed lists of child processes, even while no client listens.
 func TestChildrenAreWatched(t *testing.T) {
 	h := newReplica(t, "a", `{"separator":"__","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
 	h.start()
-	in := session(t, h)
+	in := startSession(t, h)
 	call := func(tool, arguments string) {
 		t.Helper()
-		w := serves(t, h,
-			posting("/mcp",
+		w := serve(t, h,
+			newPost("/mcp",
 				`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"alpha__`+tool+`","arguments":`+arguments+`}}`,
 				mcp.SessionHeader, in))
 		if !strings.Contains(w.Body.String(), `"content"`) {
@@ -378,7 +377,7 @@ func TestChildrenAreWatched(t *testing.T) {
 	before := engineOf(t).Operations.Load()
 	call("echo", "{}")
 	if n := engineOf(t).Operations.Load() - before; n != 0 {
-		t.Errorf("%d operations for a call", n)
+		t.Errorf("%d store operations for a call, want 0", n)
 	}
 	call("add-tool", `{"name":"t"}`)
 	await.Until(t, "a store operation", func() bool { return engineOf(t).Operations.Load() > before })

@@ -12,10 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// State that outlives reloads is found by these keys.
-
-// reloadKey identifies this gateway over reloads: by its name, or else by the names of its servers or
-// of the files in servers_from.
+// reloadKey identifies this gateway over reloads: by its name, or else by the names of its servers
+// or of the files in servers_from.
 func (h *Handler) reloadKey() string {
 	if h.Name != "" {
 		return h.Name + "\x00" + h.MCPPath
@@ -44,7 +42,7 @@ func (h *Handler) claimSharedKey() error {
 	}
 	config := h.rawConfig
 	if h.shell != nil {
-		config = h.shell.rawConfig // h.loaded changes with the files
+		config = h.shell.rawConfig // that of h changes with the files
 	}
 	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedKey(), string(config)); {
 	case err != nil:
@@ -55,14 +53,16 @@ func (h *Handler) claimSharedKey() error {
 	return nil
 }
 
-// serverID changes with every setting of a server that clients can notice. Sessions continue with a
-// server that has the same ID. The routes must not be provisioned yet.
+// serverID returns an ID that changes with every setting of a server that clients can notice. After
+// a reload, sessions continue with a server of the same ID. The routes must not be provisioned yet,
+// because provisioning clears their configuration.
 func serverID(h *Handler, s *Server) string {
 	return s.Name + "\x00" +
 		digest([]any{s, h.Mask, h.Focus, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
 }
 
-// serverSource identifies a server by its name and by where its responses come from.
+// serverSource identifies a server by its name and by the routes and path that produce its
+// responses.
 func serverSource(s *Server) string {
 	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// Rate limits the number of requests in a period. Unused requests accumulate up to burst.
+// Rate limits how many requests a client may make in a period. Unused requests accumulate up to
+// burst.
 type Rate struct {
 	// The tools that share this budget, as server::tool, in which * matches any characters. Default:
 	// all requests
@@ -46,7 +47,7 @@ func (r *Rate) validate() error {
 }
 
 // limits converts rates for internal/gateway. The key of a limit does not depend on its numbers, so
-// used requests still count after the numbers change.
+// that requests made before a reload still count if it changes the numbers.
 func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
 	var limits []access.Limit
 	count := map[string]int{}

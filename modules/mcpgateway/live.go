@@ -19,11 +19,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
-// A live runs a gateway with servers_from. Its Handler, the shell, forwards each request to a
-// second Handler, which has the servers of the configuration and of the files. When a file changes,
-// live loads a new second Handler, and replaces the current one as a reload replaces a
-// configuration: servers that do not change keep their sessions, streams and child processes.
-type live struct {
+// A liveGateway runs a gateway with servers_from. Its Handler, the shell, forwards each request to
+// a second Handler, which has the servers of the configuration and of the files. When a file
+// changes, the liveGateway loads a new second Handler, and replaces the current one as a reload
+// replaces a configuration: servers that do not change keep their sessions, streams and child
+// processes.
+type liveGateway struct {
 	shell  *Handler
 	ctx    caddy.Context
 	config []byte // configuration of the shell
@@ -31,15 +32,15 @@ type live struct {
 	current        atomic.Pointer[Handler]
 	end            context.CancelFunc // ends current; nil if there is none
 	running        bool               // the configuration has started
-	servingDigests map[string]string  // digests of the file servers in current, by name
+	servingDigests map[string]string  // digests of the servers in current that come from files, by name
 
 	stopPolling context.CancelFunc // nil until polling starts
 	polling     sync.WaitGroup
 
 	mu       sync.Mutex // guards the fields below, for the admin API
 	files    []*watchedFile
-	refusal  error // why current does not have the servers of the files; nil if it has
-	reported bool  // refused has been logged
+	refusal  error // why current does not have the servers of the files; nil if it has them
+	reported bool  // refusal has been logged
 }
 
 // pollInterval is how often the files are read. Polling finds changes that file notifications miss,
@@ -52,7 +53,7 @@ func (h *Handler) provisionLive(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.live = &live{shell: h, ctx: ctx, config: config}
+	h.live = &liveGateway{shell: h, ctx: ctx, config: config}
 	for _, name := range h.ServersFrom {
 		path, err := filePath(name)
 		if err != nil {
@@ -67,7 +68,7 @@ func (h *Handler) provisionLive(ctx caddy.Context) error {
 }
 
 // open reads the files for the first time. A missing file is not an error: it may appear later.
-func (l *live) open() error {
+func (l *liveGateway) open() error {
 	for _, f := range l.files {
 		f.read()
 		switch {
@@ -84,7 +85,7 @@ func (l *live) open() error {
 }
 
 // start runs once the configuration has started.
-func (l *live) start() {
+func (l *liveGateway) start() {
 	l.running = true
 	l.current.Load().start()
 	ctx, cancel := context.WithCancel(l.ctx)
@@ -104,7 +105,7 @@ func (l *live) start() {
 }
 
 // stop ends the polling, then the current handler.
-func (l *live) stop() {
+func (l *liveGateway) stop() {
 	if l.stopPolling != nil {
 		l.stopPolling()
 		l.polling.Wait()
@@ -116,7 +117,7 @@ func (l *live) stop() {
 
 // poll reads the files and applies changes. A file may be half written, or missing while it is
 // replaced, so an error is reported only if the next poll finds it again.
-func (l *live) poll() {
+func (l *liveGateway) poll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	changed := false
@@ -133,13 +134,13 @@ func (l *live) poll() {
 	case l.refusal != nil && !l.reported:
 		l.reported = true
 		fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
-		l.shell.logger.Error("changed servers refused; running servers stay",
+		l.shell.logger.Error("changes of servers files refused; the current servers keep running",
 			zap.Strings("files", l.unusedFiles()), zap.Error(l.refusal))
 	}
 }
 
 // report logs why the latest content of a file is not used.
-func (l *live) report(f *watchedFile) {
+func (l *liveGateway) report(f *watchedFile) {
 	f.reported = true
 	if errors.Is(f.err, fs.ErrNotExist) {
 		l.shell.logger.Warn("servers file is missing", zap.String("file", f.path),
@@ -147,12 +148,12 @@ func (l *live) report(f *watchedFile) {
 		return
 	}
 	fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
-	l.shell.logger.Error("servers file not loaded; its running servers stay",
+	l.shell.logger.Error("servers file not loaded; its current servers keep running",
 		zap.String("file", f.path), zap.Error(f.err))
 }
 
 // unusedFiles returns the files whose latest content is not used.
-func (l *live) unusedFiles() (paths []string) {
+func (l *liveGateway) unusedFiles() (paths []string) {
 	for _, f := range l.files {
 		if !f.used {
 			paths = append(paths, f.path)
@@ -161,8 +162,8 @@ func (l *live) unusedFiles() (paths []string) {
 	return paths
 }
 
-// apply updates the gateway to the servers of the files.
-func (l *live) apply() error {
+// apply loads the servers of the files into the gateway, if they have changed.
+func (l *liveGateway) apply() error {
 	var config Handler
 	if err := json.Unmarshal(l.config, &config); err != nil {
 		return err
@@ -191,7 +192,7 @@ func (l *live) apply() error {
 
 // replace loads a new handler and replaces the current one, in the order in which Caddy replaces a
 // configuration.
-func (l *live) replace(config *Handler, from map[string]string) error {
+func (l *liveGateway) replace(config *Handler, from map[string]string) error {
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return err
@@ -216,7 +217,7 @@ func (l *live) replace(config *Handler, from map[string]string) error {
 }
 
 // logApplied logs the changes, and notes on settings in the files that the gateway ignores.
-func (l *live) logApplied(changes serverChanges) {
+func (l *liveGateway) logApplied(changes serverChanges) {
 	fileLoads.WithLabelValues(l.shell.Name, "ok").Inc()
 	for _, f := range l.files {
 		if f.used || f.err != nil {
@@ -231,7 +232,7 @@ func (l *live) logApplied(changes serverChanges) {
 		zap.Strings("changed", changes.changed), zap.Strings("removed", changes.removed))
 }
 
-// serverChanges are names of servers.
+// serverChanges holds the names of servers that were added, changed and removed.
 type serverChanges struct{ added, changed, removed []string }
 
 func (c *serverChanges) empty() bool { return len(c.added)+len(c.changed)+len(c.removed) == 0 }
@@ -257,14 +258,14 @@ func compareServers(before, after map[string]string) (changes serverChanges) {
 // shellKey is the context key of a shellInfo.
 type shellKey struct{}
 
-// A shellInfo connects a handler to the live that loads it.
+// A shellInfo tells a handler which shell it belongs to.
 type shellInfo struct {
 	shell *Handler
 	from  map[string]string // files of servers, by server name
 }
 
-// findShell finds the live that loads the handler. A gateway inside the routes of a server has the
-// same context, but is not the first module in it.
+// findShell sets the shell if a liveGateway loads the handler. A gateway inside the routes of a
+// server has the same context, but is not the first module in it.
 func (h *Handler) findShell(ctx caddy.Context) {
 	info, ok := ctx.Value(shellKey{}).(shellInfo)
 	if !ok || len(ctx.Modules()) != 1 {
@@ -278,12 +279,12 @@ func (h *Handler) findShell(ctx caddy.Context) {
 	}
 }
 
-// serversMayChange reports whether servers may appear that the configuration does not name. Rules may
-// then name unknown servers.
+// serversMayChange reports whether the gateway has servers_from, so that servers may be added
+// later. Rules may then name unknown servers.
 func (h *Handler) serversMayChange() bool { return h.shell != nil || len(h.ServersFrom) > 0 }
 
-// currentSibling returns the handler of the same live that serves now, if it is another one: the handler
-// to replace, or the one that has replaced h. Otherwise it returns nil.
+// currentSibling returns the current handler of the same liveGateway if that is not h: the handler
+// that h will replace, or the one that has replaced h. Otherwise it returns nil.
 func (h *Handler) currentSibling() *Handler {
 	if h.shell == nil {
 		return nil

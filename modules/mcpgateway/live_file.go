@@ -30,12 +30,12 @@ type watchedFile struct {
 	notes    []string  // on the latest valid content
 	err      error     // why the latest content is invalid; nil if it is valid
 	reported bool      // err has been logged
-	used     bool      // the gateway has these servers
-	loaded   time.Time // when the gateway got them
+	used     bool      // the gateway has loaded these servers
+	loaded   time.Time // when it loaded them
 }
 
-// read reads the file and reports whether its content changed. If it is invalid, servers do not
-// change.
+// read reads the file and reports whether its content has changed. If the content is invalid,
+// servers does not change.
 func (f *watchedFile) read() (changed bool) {
 	content, err := readSmallFile(f.path)
 	if err != nil {

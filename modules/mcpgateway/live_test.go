@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
-// A liveTest is a gateway with servers_from in a running configuration. It reads its files when the
-// test tells it to.
+// A liveTest is a gateway with servers_from in a running configuration. It reads its files only
+// when the test calls poll.
 type liveTest struct {
 	*Handler
 	t    *testing.T
@@ -31,8 +31,8 @@ type liveTest struct {
 	end  func()
 }
 
-// startLive starts a gateway whose servers come from a file with this content. An empty content
-// writes no file.
+// startLive starts a gateway whose servers come from a file with this content, or from a missing
+// file if the content is empty.
 func startLive(t *testing.T, content, config string) *liveTest {
 	t.Helper()
 	l := &liveTest{t: t, file: filepath.Join(t.TempDir(), "mcp.json")}
@@ -48,7 +48,7 @@ func startLive(t *testing.T, content, config string) *liveTest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := app.(*caddyevents.App).Start(); err != nil { // it takes no more subscriptions
+	if err := app.(*caddyevents.App).Start(); err != nil { // no subscriptions from now on
 		t.Fatal(err)
 	}
 	l.live.running = true
@@ -56,7 +56,7 @@ func startLive(t *testing.T, content, config string) *liveTest {
 	return l
 }
 
-// load provisions the gateway, with more files if given.
+// load provisions the gateway. more are further files.
 func (l *liveTest) load(config string, more ...string) error {
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
@@ -124,28 +124,28 @@ func fileOf(servers ...string) string {
 }
 
 func TestServersOfFiles(t *testing.T) {
-	witness := newWitness(t, nil)
-	l := startLive(t, fileOf("a", witness.address), `"servers":[`+witness.line("own")+`]`)
+	server := newRecordingServer(t, nil)
+	l := startLive(t, fileOf("a", server.address), `"servers":[`+server.config("own")+`]`)
 	answers := func(server string) bool {
-		return serves(t, l.Handler, posting("/api/mcp-gateway/"+server+"/rpc", aCall)).Code == http.StatusOK
+		return serve(t, l.Handler, newPost("/api/mcp-gateway/"+server+"/rpc", aCall)).Code == http.StatusOK
 	}
 	l.has("own", "a")
 	if !answers("own") || !answers("a") {
-		t.Error("a server does not answer")
+		t.Error("a server does not respond")
 	}
-	l.change(fileOf("b", witness.address, "c", witness.address))
+	l.change(fileOf("b", server.address, "c", server.address))
 	l.has("own", "b", "c")
 	if answers("a") || !answers("b") {
-		t.Error("a answers, or b does not")
+		t.Error("a responds, or b does not")
 	}
 	line := l.logs.FilterMessage("servers files loaded").All()[0].ContextMap()
 	if fmt.Sprint(line["added"], line["removed"]) != "[b c] [a]" {
 		t.Errorf("logged %v", line)
 	}
 	before := l.live.current.Load()
-	l.change(" " + fileOf("b", witness.address, "c", witness.address))
+	l.change(" " + fileOf("b", server.address, "c", server.address))
 	if l.live.current.Load() != before {
-		t.Error("the handler was replaced for a blank")
+		t.Error("the handler was replaced because of a space")
 	}
 	l.change(`{"mcpServers":{}}`)
 	l.has("own")
@@ -156,14 +156,14 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 	for _, tt := range []struct {
 		name, content, want string
 	}{
-		{"half a file", good[:20], "not JSON"},
+		{"an incomplete file", good[:20], "not JSON"},
 		{"an empty file", "", "not JSON"},
-		{"a name that is taken", fileOf("own", "127.0.0.1:1"),
+		{"a duplicate name", fileOf("own", "127.0.0.1:1"),
 			`duplicate server "own": it is in a server line of mcp_gateway and in `},
-		{"an alias that is taken", fileOf("alias", "127.0.0.1:1"),
+		{"a name that is an alias", fileOf("alias", "127.0.0.1:1"),
 			`duplicate server "alias": it is in a server line of mcp_gateway and in `},
-		{"a name that cannot be", fileOf("health", "127.0.0.1:1"), `server "health": `},
-		{"too many bytes", good + strings.Repeat(" ", mcpjson.MaxSize), "larger than 1048576 bytes"},
+		{"an invalid name", fileOf("health", "127.0.0.1:1"), `server "health": `},
+		{"a file that is too large", good + strings.Repeat(" ", mcpjson.MaxSize), "larger than 1048576 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			own := `"servers":[{"name":"own","aliases":["alias"],"routes":[{"handle":[` + staticHandler + `]}]}]`
@@ -171,7 +171,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 			before := l.live.current.Load()
 			l.change(tt.content)
 			if n := l.logs.FilterLevelExact(zap.ErrorLevel).Len(); n != 0 {
-				t.Errorf("%d errors for a file that may be half written", n)
+				t.Errorf("%d errors for a file that may be incomplete, want 0", n)
 			}
 			for range 3 {
 				l.live.poll()
@@ -190,7 +190,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 			}
 			for _, s := range before.Servers {
 				if s.streams.Err() != nil {
-					t.Errorf("streams of %s have ended", s.Name)
+					t.Errorf("the streams of %s ended", s.Name)
 				}
 			}
 			l.change(fileOf("b", "127.0.0.1:1"))
@@ -242,7 +242,7 @@ func TestMissingFilesOfServers(t *testing.T) {
 	}
 }
 
-// Kubernetes mounts files behind a symbolic link that it replaces.
+// The file may be a symbolic link that is replaced, as in Kubernetes.
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
 	dir := filepath.Dir(l.file)
@@ -260,7 +260,7 @@ func TestFilesOfServersBehindLinks(t *testing.T) {
 	}
 }
 
-// Two files are independent, except for names.
+// Files are independent of each other, except that names must be unique.
 func TestTwoFilesOfServers(t *testing.T) {
 	dir := t.TempDir()
 	l := &liveTest{t: t, file: filepath.Join(dir, "one.json")}
@@ -294,14 +294,14 @@ func TestTwoFilesOfServers(t *testing.T) {
 	}
 }
 
-// Used rates still count after a change, even in a gateway without a name.
+// Rates outlive changes of files, even in a gateway without a name.
 func TestRatesOutliveChangesOfFiles(t *testing.T) {
-	witness := newWitness(t, nil)
-	l := startLive(t, fileOf("a", witness.address), `"rates":[{"requests":2,"per":"1h"}]`)
-	call := func() int { return serves(t, l.Handler, posting("/api/mcp-gateway/a/rpc", aCall)).Code }
-	for _, change := range []string{fileOf("a", witness.address, "b", witness.address), fileOf("a", witness.address)} {
+	server := newRecordingServer(t, nil)
+	l := startLive(t, fileOf("a", server.address), `"rates":[{"requests":2,"per":"1h"}]`)
+	call := func() int { return serve(t, l.Handler, newPost("/api/mcp-gateway/a/rpc", aCall)).Code }
+	for _, change := range []string{fileOf("a", server.address, "b", server.address), fileOf("a", server.address)} {
 		if got := call(); got != http.StatusOK {
-			t.Errorf("status %d", got)
+			t.Errorf("status %d, want 200", got)
 		}
 		l.change(change)
 	}
@@ -310,13 +310,13 @@ func TestRatesOutliveChangesOfFiles(t *testing.T) {
 	}
 }
 
-// When one gateway of a configuration gets other servers, the other gateways stay in the admin API.
+// The admin API keeps all gateways of a configuration when the servers of one gateway change.
 func TestRegistryAfterChangesOfFiles(t *testing.T) {
-	alone(t)
+	isolateRegistry(t)
 	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"name":"live"`)
-	beside := adaptGateway(t, `{"name":"beside","servers":[`+serverOf("b", staticHandler)+`]}`)
-	beside.generation = l.generation
-	registry.add(beside)
+	sibling := adaptGateway(t, `{"name":"beside","servers":[`+serverOf("b", staticHandler)+`]}`)
+	sibling.generation = l.generation
+	registry.add(sibling)
 	known := func() (names []string) {
 		for _, h := range registry.current() {
 			names = append(names, h.Name)
@@ -340,15 +340,15 @@ func TestRegistryAfterChangesOfFiles(t *testing.T) {
 
 // Calls succeed while their handler is replaced.
 func TestCallsDuringChangesOfFiles(t *testing.T) {
-	witness := newWitness(t, nil)
-	l := startLive(t, fileOf("a", witness.address), "")
+	server := newRecordingServer(t, nil)
+	l := startLive(t, fileOf("a", server.address), "")
 	var stop atomic.Bool
 	var calls atomic.Int64
 	var callers sync.WaitGroup
 	for range 4 {
 		callers.Go(func() {
 			for !stop.Load() {
-				if w := serves(t, l.Handler, posting("/api/mcp-gateway/a/rpc", aCall)); w.Code != http.StatusOK {
+				if w := serve(t, l.Handler, newPost("/api/mcp-gateway/a/rpc", aCall)); w.Code != http.StatusOK {
 					t.Errorf("%d %s", w.Code, w.Body)
 					return
 				}
@@ -360,7 +360,7 @@ func TestCallsDuringChangesOfFiles(t *testing.T) {
 		for before := calls.Load(); calls.Load() < before+4 && !t.Failed(); {
 			l.live.current.Load().fileStatuses()
 		}
-		l.change(fileOf("a", witness.address, fmt.Sprint("b", i), witness.address))
+		l.change(fileOf("a", server.address, fmt.Sprint("b", i), server.address))
 		l.has("a", fmt.Sprint("b", i))
 	}
 	stop.Store(true)
@@ -368,20 +368,20 @@ func TestCallsDuringChangesOfFiles(t *testing.T) {
 }
 
 // Streams to a server end with the server, no matter in which handler they were opened.
-func TestStreamsOfServersThatStay(t *testing.T) {
+func TestStreamsAfterChangesOfFiles(t *testing.T) {
 	l := startLive(t, fileOf("a", "127.0.0.1:1", "b", "127.0.0.1:1"), "")
 	first := l.live.current.Load().Servers
 	l.change(fileOf("a", "127.0.0.1:1"))
 	l.change(fileOf("a", "127.0.0.1:1", "c", "127.0.0.1:1"))
 	if a := l.live.current.Load().Servers[0]; a.streams != first[0].streams || a.streams.Err() != nil {
-		t.Error("streams of a server that stays have ended")
+		t.Error("the streams of a kept server ended")
 	}
 	if first[1].streams.Err() == nil {
-		t.Error("streams of a server that is gone go on")
+		t.Error("the streams of a removed server did not end")
 	}
 	l.change(`{"mcpServers":{}}`)
 	if first[0].streams.Err() == nil {
-		t.Error("streams of a server that is gone go on")
+		t.Error("the streams of a removed server did not end")
 	}
 }
 

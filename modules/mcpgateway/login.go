@@ -36,12 +36,12 @@ func (h *Handler) openPages() error {
 		return err
 	}
 	h.loginStore = oauth.Encrypted(h.ctx.Storage(), key)
-	var once func(context.Context, string, time.Duration) (bool, error)
+	var claim func(context.Context, string, time.Duration) (bool, error)
 	if h.store != nil {
 		h.logins = h.store.Space("logins")
 		h.loginStore = oauth.Shared(h.logins)
-		once = func(ctx context.Context, state string, good time.Duration) (bool, error) {
-			return h.logins.Swap(ctx, state, "used", replicas.Version{}, []byte{}, good)
+		claim = func(ctx context.Context, state string, ttl time.Duration) (bool, error) {
+			return h.logins.Swap(ctx, state, "used", replicas.Version{}, []byte{}, ttl)
 		}
 	}
 	h.pages = login.NewPages(login.Pages{
@@ -53,7 +53,7 @@ func (h *Handler) openPages() error {
 		IsLocal:    isLocal,
 		User:       func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
 		Changed:    h.loginChanged,
-		ClaimState: once,
+		ClaimState: claim,
 		Count:      func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
@@ -75,7 +75,8 @@ func outcomeOf(err error) string {
 	return "ok"
 }
 
-// loginScope identifies the gateways that share logins, also in other processes.
+// loginScope returns a text that is equal for all gateways that share logins, also on other
+// replicas.
 func (h *Handler) loginScope() string { return h.Name + "\x00" + h.MCPPath }
 
 // loginChanged notifies clients that a login has changed. Other handlers may share the login, or
@@ -157,7 +158,8 @@ func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// withSubject adds the bearer token of the client to the context of r, if a server exchanges it.
+// withSubject adds the bearer token of the client to the context of r, if a server has oauth
+// exchange.
 func (h *Handler) withSubject(r *http.Request) *http.Request {
 	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.login != nil && s.login.Exchanges() }) {
 		return r
@@ -188,8 +190,8 @@ func isOrigin(text string) bool {
 	return strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
 }
 
-// base returns the scheme and host of the gateway: as configured, as in the request of the client,
-// or for a browser on this machine.
+// base returns the scheme and host of the gateway: those of public_url, else those of the client's
+// request, else those for a browser on this machine.
 func (h *Handler) base(r *http.Request) string {
 	switch {
 	case h.PublicURL != "":

@@ -47,7 +47,7 @@ func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	}{
 		{"the same gateway", "one", "/mcp", "files", true},
 		{"another name", "two", "/mcp", "files", false},
-		{"a name in other letters", "One", "/mcp", "files", false},
+		{"a name in another case", "One", "/mcp", "files", false},
 		{"another path", "one", "/other", "files", false},
 		{"another server", "one", "/mcp", "Files", false},
 	} {
@@ -55,7 +55,7 @@ func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 			other := loginGateway(t, storage, tt.name, tt.path, tt.server)
 			_, err := other.loginStore.Load(t.Context(), other.loginFolder(other.Servers[0])+"/key")
 			if errors.Is(err, fs.ErrNotExist) == tt.shared {
-				t.Errorf("the login of the other: %v", err)
+				t.Errorf("login of the other gateway: %v", err)
 			}
 		})
 	}
@@ -75,8 +75,8 @@ func TestLoginPagesAreFoundByTheirPath(t *testing.T) {
 	}
 }
 
-// If a server refuses a token, its handlers run again, as if for the first time.
-func TestRoutesRunAgainWithABetterToken(t *testing.T) {
+// If a server refuses a token, its routes run again from the beginning with a new token.
+func TestRoutesRunAgainWithANewToken(t *testing.T) {
 	var server *httptest.Server
 	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -94,7 +94,7 @@ func TestRoutesRunAgainWithABetterToken(t *testing.T) {
 			}
 			fmt.Fprint(w, `{"jsonrpc":"2.0","id":1,"result":{}}`)
 		default:
-			t.Errorf("request for %s", r.URL)
+			t.Errorf("unexpected request for %s", r.URL)
 		}
 	}))
 	t.Cleanup(server.Close)

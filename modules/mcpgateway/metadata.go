@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// describer returns the provider that describes where clients get credentials, or nil.
+// describer returns the provider that publishes where clients get credentials, or nil.
 func (a *authenticator) describer() auth.Describer {
 	for _, provider := range a.providers {
 		if describer, ok := provider.(auth.Describer); ok {
@@ -33,7 +33,8 @@ func (h *Handler) metadataLocation(resource string) (location, inbound.Endpoint,
 	return otherPath, inbound.Endpoint{}, ""
 }
 
-// serveMetadata serves the OAuth metadata of a path, without credentials, also to web pages.
+// serveMetadata serves the OAuth metadata of a path. It needs no credentials, and pages of any
+// origin may read it.
 func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path string) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions {
 		w.Header().Set("Allow", "GET, HEAD, OPTIONS")

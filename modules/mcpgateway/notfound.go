@@ -14,13 +14,13 @@ import (
 )
 
 // serveNext forwards a request to the next handler. If no handler responds, it sends a 404. Caddy
-// would send an empty 200, so that probes of a wrong path succeed, and clients that look for an
-// OAuth login fail to parse the empty body. Other handlers come first, because the same site may
+// would send an empty 200: probes of a wrong path would succeed, and clients that look for an OAuth
+// login would fail to parse the empty body. Other handlers come first, because the same site may
 // contain an authorization server, for example. CORS preflight requests keep the empty response,
 // because a header directive may have set its headers.
 func (h *Handler) serveNext(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	noted := &trackingWriter{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
-	if err := next.ServeHTTP(noted, r); err != nil || noted.responded || r.Method == http.MethodOptions {
+	tracked := &trackingWriter{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+	if err := next.ServeHTTP(tracked, r); err != nil || tracked.responded || r.Method == http.MethodOptions {
 		return err
 	}
 	return h.serveNotFound(w, r)
@@ -84,7 +84,7 @@ func (h *Handler) serveNotFound(w http.ResponseWriter, r *http.Request) error {
 	prefix := strings.TrimSuffix(clientPath(r), path) // stripped by handlers in front
 	return writeJSON(w, http.StatusNotFound, notFoundBody{
 		Error:       notFoundCode,
-		Description: "nothing is served at this path; the MCP endpoint is " + prefix + h.pathOf(""),
+		Description: "unknown path; the MCP endpoint is " + prefix + h.pathOf(""),
 		Endpoints: &endpoints{
 			All:    prefix + h.pathOf(""),
 			One:    prefix + h.pathOf("{server}"),
@@ -98,8 +98,8 @@ func (h *Handler) serveNotFound(w http.ResponseWriter, r *http.Request) error {
 // empty.
 func (h *Handler) pathOf(segment string) string { return strings.TrimSuffix(h.mcpPrefix+segment, "/") }
 
-// isOAuthPath reports whether clients look for an OAuth login at a path: for metadata at the root
-// or below mcp_path, or at the fixed paths of earlier MCP revisions.
+// isOAuthPath reports whether clients look for an OAuth login at a path: it is a path of metadata,
+// at the root or below mcp_path, or a fixed path of earlier MCP revisions.
 func isOAuthPath(path string) bool {
 	switch path {
 	case "/register", "/authorize", "/token":

@@ -11,9 +11,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// The gateway responds only if no other handler does.
+// For other paths, the gateway responds only if the next handler does not.
 func TestServeNext(t *testing.T) {
-	h := provisioned(t, `{"handler":"mcp_gateway","servers":[{"name":"a","routes":[{}]}]}`).(*Handler)
+	h := provision(t, `{"handler":"mcp_gateway","servers":[{"name":"a","routes":[{}]}]}`).(*Handler)
 	broken := errors.New("broken")
 	for _, tt := range []struct {
 		name   string
@@ -22,7 +22,7 @@ func TestServeNext(t *testing.T) {
 		status int
 		err    error
 	}{
-		{"no handler answers", "GET", func(http.ResponseWriter, *http.Request) error { return nil }, 404, nil},
+		{"no response", "GET", func(http.ResponseWriter, *http.Request) error { return nil }, 404, nil},
 		{"a status", "GET", func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(204); return nil }, 204, nil},
 		{"a body", "GET", func(w http.ResponseWriter, _ *http.Request) error { _, err := io.WriteString(w, "x"); return err },
 			200, nil},
@@ -37,7 +37,7 @@ func TestServeNext(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			w := httptest.NewRecorder()
-			err := h.ServeHTTP(w, prepared(httptest.NewRequest(tt.method, "/other", nil), w, ""), tt.next)
+			err := h.ServeHTTP(w, prepareRequest(httptest.NewRequest(tt.method, "/other", nil), w, ""), tt.next)
 			if w.Code != tt.status || !errors.Is(err, tt.err) {
 				t.Errorf("%d %v %s", w.Code, err, w.Body)
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
-// NotificationRoute says which servers get a notification from a client.
+// NotificationRoute configures which servers get a notification from a client.
 type NotificationRoute struct {
 	// The method of the notification, in which * matches any characters. Required.
 	Method string `json:"method,omitempty"`

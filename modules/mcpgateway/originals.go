@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
-// originals are the originals that clients of a gateway may recover.
+// originals gives access to the originals that clients of a gateway may recover.
 type originals struct {
 	toolresults.Originals
 	handler *Handler

@@ -22,8 +22,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// ToolOverride changes how clients see a tool, and the calls of it that the server gets, at every
-// endpoint. Other texts that mention the tool do not change.
+// ToolOverride changes how clients see a tool, and the calls of the tool that the server gets. It
+// applies at every endpoint. It does not change other texts that mention the tool.
 type ToolOverride struct {
 	// The name of the tool for clients: up to 128 letters, digits, _, - and dots. Clients cannot use
 	// the server's name for it. If the server has another tool with the new name, clients can neither
@@ -45,7 +45,7 @@ type ToolOverride struct {
 	// replaced when the configuration is loaded. Names ignore upper and lower case. Default: none
 	FixedArguments map[string]json.RawMessage `json:"fixed_arguments,omitempty"`
 
-	// Arguments that clients do not see and the server does not get. Default: none
+	// Names of arguments that clients do not see and the server does not get. Default: none
 	HiddenArguments []string `json:"hidden_arguments,omitempty"`
 }
 
@@ -170,7 +170,7 @@ func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*toolview.Ov
 	return o, nil
 }
 
-// fill sets the changes in o.
+// fill validates the changes and sets them in o.
 func (t *ToolOverride) fill(o *toolview.Override, repl *caddy.Replacer) error {
 	switch {
 	case o.Tool == "":

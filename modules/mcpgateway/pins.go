@@ -20,22 +20,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A pinning holds the pins of a server: the definitions of its tools when they were first seen. It
-// outlives reloads and, with pin_tools, restarts.
-type pinning struct {
+// A serverPins holds the pins of a server: the definitions of its tools when they were first seen.
+// It outlives reloads and, with pin_tools, restarts.
+type serverPins struct {
 	toolpin.Pins
 
 	mu      sync.Mutex
 	loaded  bool                      // the pins in Caddy's storage have been read
 	waiting bool                      // Caddy's storage had no pins, and those of other replicas are unknown
-	failing bool                      // saving failed, and that has been logged
+	failing bool                      // the last save failed, and that has been logged
 	saved   atomic.Uint64             // version of the saved pins
-	pause   atomic.Pointer[time.Time] // nothing is saved before this time; nil for no pause
-	retry   *time.Timer               // saves after the pause; nil if there was none
+	pause   atomic.Pointer[time.Time] // do not save before this time; nil for no pause
+	retry   *time.Timer               // saves after the pause; nil until a save fails
 }
 
 // Destruct implements caddy.Destructor.
-func (*pinning) Destruct() error { return nil }
+func (*serverPins) Destruct() error { return nil }
 
 // A pinStore saves the pins of servers in Caddy's storage and, with mcp_store, in the shared store.
 // The shared pins decide. The copy in Caddy's storage serves a replica while the shared store is
@@ -43,25 +43,25 @@ func (*pinning) Destruct() error { return nil }
 type pinStore struct {
 	ctx     caddy.Context
 	logger  *zap.Logger
-	enabled bool                // changed tools are withheld
+	enabled bool                // pin_tools: changed tools are withheld, and pins are saved
 	shared  *replicas.Space     // shared by replicas; nil without mcp_store
 	storeID string              // ID of the shared store
-	refresh func(server string) // lists the tools of a server again
+	refresh func(server string) // makes clients list the tools of a server again
 
-	stops []func() // each stops stops a server
+	stopFollowing []func() // each ends following the pins of one server
 }
 
-// pinnings are the pins in use, by source of the server and shared store.
-var pinnings = caddy.NewUsagePool()
+// pinPool holds the pins in use, by source of the server and shared store.
+var pinPool = caddy.NewUsagePool()
 
 // open acquires the pins of a server.
 func (p *pinStore) open(s *Server) error {
 	key := s.source + "\x00" + p.storeID
-	value, _, err := pinnings.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pinning), nil })
+	value, _, err := pinPool.LoadOrNew(key, func() (caddy.Destructor, error) { return new(serverPins), nil })
 	if err != nil {
 		return err
 	}
-	s.pins, s.pinningKey = value.(*pinning), key
+	s.pins, s.pinPoolKey = value.(*serverPins), key
 	if p.enabled {
 		p.load(s)
 	}
@@ -73,11 +73,11 @@ func (s *Server) closePins() error {
 	if s.pins == nil {
 		return nil
 	}
-	_, err := pinnings.Delete(s.pinningKey)
+	_, err := pinPool.Delete(s.pinPoolKey)
 	return err
 }
 
-// follow merges the pins of other replicas, now and whenever they change. As long as they are
+// follow merges the pins of other replicas, now and whenever they change. As long as those are
 // unknown and Caddy's storage has no copy, all tools are withheld.
 func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
 	if !p.enabled || p.shared == nil {
@@ -85,15 +85,15 @@ func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
 	}
 	p.refresh = refresh
 	for _, s := range servers {
-		p.stops = append(p.stops, p.shared.Follow(s.pinsKey(), func(context.Context, string) error {
-			return p.write(s, func() bool { return true })
+		p.stopFollowing = append(p.stopFollowing, p.shared.Follow(s.pinsKey(), func(context.Context, string) error {
+			return p.sync(s, func() bool { return true })
 		}))
 	}
 }
 
 // flush saves unsaved pins once more, and stops all retries.
 func (p *pinStore) flush(servers []*Server) {
-	for _, stop := range p.stops {
+	for _, stop := range p.stopFollowing {
 		stop()
 	}
 	var saving sync.WaitGroup
@@ -150,7 +150,7 @@ func (p *pinStore) load(s *Server) {
 	pins.saved.Store(pins.Version())
 }
 
-// keepBroken keeps a copy of unreadable pins before they are replaced.
+// keepBroken copies unreadable pins in Caddy's storage before they are replaced.
 func (p *pinStore) keepBroken(ctx context.Context, key string) error {
 	text, err := p.ctx.Storage().Load(ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +163,7 @@ func (p *pinStore) keepBroken(ctx context.Context, key string) error {
 }
 
 // paused reports whether saving pauses after a failure.
-func (p *pinning) paused() bool {
+func (p *serverPins) paused() bool {
 	until := p.pause.Load()
 	return until != nil && time.Now().Before(*until)
 }
@@ -173,35 +173,35 @@ func (p *pinStore) save(s *Server) {
 	if !p.enabled || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.savingPins.Go(func() { _ = p.store(s) })
+	s.savingPins.Go(func() { _ = p.saveUnsaved(s) })
 }
 
-// saveNow saves the pins of a server, even during a pause.
+// saveNow ends a pause, and saves the pins of a server.
 func (p *pinStore) saveNow(s *Server) error {
 	s.pins.pause.Store(nil)
-	return p.store(s)
+	return p.saveUnsaved(s)
 }
 
-// store saves the pins of a server unless they are saved or saving pauses. On failure it schedules
-// a retry.
-func (p *pinStore) store(s *Server) error {
-	return p.write(s, func() bool { return s.pins.Version() != s.pins.saved.Load() && !s.pins.paused() })
+// saveUnsaved saves the pins of a server unless they are saved or saving pauses. On failure it
+// schedules a retry.
+func (p *pinStore) saveUnsaved(s *Server) error {
+	return p.sync(s, func() bool { return s.pins.Version() != s.pins.saved.Load() && !s.pins.paused() })
 }
 
-// write merges the pins of a server with those of other replicas and saves them, if needed returns
-// true.
-func (p *pinStore) write(s *Server, needed func() bool) error {
+// sync merges the pins of a server with those of other replicas and saves them. It does nothing if
+// needed returns false.
+func (p *pinStore) sync(s *Server, needed func() bool) error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
 	if !needed() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), saveTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), saveTimeout)
 	defer cancel()
-	err := p.share(ctx, s)
+	err := p.mergeShared(ctx, s)
 	version := s.pins.Version()
 	if version != s.pins.saved.Load() {
-		err = errors.Join(err, p.copy(ctx, s))
+		err = errors.Join(err, p.saveLocal(ctx, s))
 	}
 	if err != nil && !s.pins.failing {
 		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name),
@@ -220,9 +220,9 @@ func (p *pinStore) write(s *Server, needed func() bool) error {
 	return nil
 }
 
-// share merges the pins of a server with those of other replicas. No pin or acceptance of a replica
-// is lost.
-func (p *pinStore) share(ctx context.Context, s *Server) error {
+// mergeShared merges the pins of a server with those of other replicas, without losing pins or
+// acceptances of any replica.
+func (p *pinStore) mergeShared(ctx context.Context, s *Server) error {
 	if p.shared == nil {
 		return nil
 	}
@@ -254,8 +254,8 @@ func (p *pinStore) share(ctx context.Context, s *Server) error {
 	return err
 }
 
-// copy saves the pins of a server in Caddy's storage.
-func (p *pinStore) copy(ctx context.Context, s *Server) error {
+// saveLocal saves a copy of the pins of a server in Caddy's storage.
+func (p *pinStore) saveLocal(ctx context.Context, s *Server) error {
 	text, err := s.pins.MarshalJSON()
 	if err == nil && !s.pins.loaded {
 		err = p.keepBroken(ctx, s.pinsKey())
@@ -268,7 +268,7 @@ func (p *pinStore) copy(ctx context.Context, s *Server) error {
 }
 
 // Timeout of a save, and the pause after a failed one.
-const saveTime, savePause = 5 * time.Second, 30 * time.Second
+const saveTimeout, savePause = 5 * time.Second, 30 * time.Second
 
 // changedTools returns the tools whose definition has changed since it was first seen.
 func changedTools(h *Handler) (changes []adminapi.ToolChange) {
@@ -296,5 +296,6 @@ func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err e
 	return accepted, err
 }
 
-// errNotSaved means that accepted tools will be withheld again after a restart.
-var errNotSaved = errors.New("accepted, but not saved")
+// errNotSaved means that accepted tools will be withheld again after a restart, unless a later save
+// succeeds.
+var errNotSaved = errors.New("the tools are accepted, but could not be saved")

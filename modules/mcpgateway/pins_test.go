@@ -21,20 +21,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// storedGateway returns a gateway with its storage in a directory.
+// storedGateway returns a gateway with its storage in dir.
 func storedGateway(t *testing.T, dir, config string) *Handler {
 	t.Helper()
 	h, _ := loadGateway(t, dir, config)
 	return h
 }
 
-// loadGateway is storedGateway that can be unloaded.
+// loadGateway is like storedGateway, but the gateway can be unloaded.
 func loadGateway(t *testing.T, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
 	return loadGatewayWith(t, nil, dir, config)
 }
 
-// loadGatewayWith is loadGateway with other apps.
+// loadGatewayWith is like loadGateway, with other apps.
 func loadGatewayWith(t *testing.T, apps caddy.ModuleMap, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
 	storage, _ := json.Marshal(map[string]string{"module": "file_system", "root": dir})
@@ -51,31 +51,31 @@ func loadGatewayWith(t *testing.T, apps caddy.ModuleMap, dir, config string) (h 
 	h = module.(*Handler)
 	t.Cleanup(func() {
 		for _, s := range h.Servers {
-			s.savingPins.Wait() // before the directory goes
+			s.savingPins.Wait() // before the directory is removed
 		}
 	})
 	return h, cancel
 }
 
-// A fickle server has one tool, whose definition can change.
+// A fickle is a server with one tool, whose definition depends on version.
 type fickle struct {
-	*witness
+	*recordingServer
 	version atomic.Int32
 }
 
 func newFickle(t *testing.T) *fickle {
 	f := new(fickle)
-	f.witness = newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	f.recordingServer = newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		description := [...]string{"Tells the weather.", "Tells the weather, and more."}[f.version.Load()]
 		switch {
 		case got.is("server/discover"):
-			says(w, got,
+			respond(w, got,
 				`{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
 					`"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("tools/list"):
-			says(w, got, `{"tools":[{"name":"weather","description":"`+description+`","inputSchema":{"type":"object"}}]}`)
+			respond(w, got, `{"tools":[{"name":"weather","description":"`+description+`","inputSchema":{"type":"object"}}]}`)
 		default:
-			says(w, got, `{"content":[]}`)
+			respond(w, got, `{"content":[]}`)
 		}
 	})
 	return f
@@ -88,99 +88,99 @@ func withPins(server string, pin bool) string {
 	return `{"servers":[` + server + `]}`
 }
 
-// offers reports whether a gateway lists the tool of a server and forwards calls of it. It waits until
-// the pins are saved.
-func offers(t *testing.T, h *Handler, server string) (listed, called bool) {
+// tryTool reports whether a gateway lists the tool of a server and forwards calls of it. It waits
+// until the pins are saved.
+func tryTool(t *testing.T, h *Handler, server string) (listed, called bool) {
 	t.Helper()
-	list := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+	list := serve(t, h, newPost("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 	h.byName[server].savingPins.Wait()
-	call := serves(t, h,
-		posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
+	call := serve(t, h,
+		newPost("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
 	return strings.Contains(list.Body.String(), `"weather"`), call.Code == http.StatusOK
 }
 
-// anotherProcess drops the state of this process.
+// anotherProcess replaces the state of the process, as if another process were used.
 func anotherProcess(t *testing.T) {
-	before := pinnings
-	pinnings = caddy.NewUsagePool()
-	t.Cleanup(func() { pinnings = before })
+	before := pinPool
+	pinPool = caddy.NewUsagePool()
+	t.Cleanup(func() { pinPool = before })
 }
 
 func TestProcessesDoNotOverwriteEachOthersPins(t *testing.T) { // A54
 	dir := t.TempDir()
 	one, two := newFickle(t), newFickle(t)
-	first := storedGateway(t, dir, withPins(one.line("one"), true))
+	first := storedGateway(t, dir, withPins(one.config("one"), true))
 	anotherProcess(t)
-	second := storedGateway(t, dir, withPins(two.line("two"), true))
-	offers(t, first, "one")
-	if listed, called := offers(t, second, "two"); !listed || !called { // saved last
+	second := storedGateway(t, dir, withPins(two.config("two"), true))
+	tryTool(t, first, "one")
+	if listed, called := tryTool(t, second, "two"); !listed || !called { // saves its pins last
 		t.Fatalf("listed %t, called %t", listed, called)
 	}
 	one.version.Store(1)
 	anotherProcess(t)
-	if listed, called := offers(t, storedGateway(t, dir, withPins(one.line("one"), true)), "one"); listed || called {
-		t.Errorf("it has changed: listed %t, called %t", listed, called)
+	if listed, called := tryTool(t, storedGateway(t, dir, withPins(one.config("one"), true)), "one"); listed || called {
+		t.Errorf("a changed tool: listed %t, called %t", listed, called)
 	}
 }
 
-func TestPinsThatAReloadSwitchesOn(t *testing.T) { // A54, A60
+func TestPinsEnabledByReload(t *testing.T) { // A54, A60
 	dir := t.TempDir()
 	server := newFickle(t)
-	before, unload := loadGateway(t, dir, withPins(server.line("reloaded"), true))
-	offers(t, before, "reloaded")
+	before, unload := loadGateway(t, dir, withPins(server.config("reloaded"), true))
+	tryTool(t, before, "reloaded")
 	unload()
 	server.version.Store(1)
-	without, unload := loadGateway(t, dir, withPins(server.line("reloaded"), false))
-	if listed, called := offers(t, without, "reloaded"); !listed || !called {
-		t.Errorf("while nothing is withheld: listed %t, called %t", listed, called)
+	without, unload := loadGateway(t, dir, withPins(server.config("reloaded"), false))
+	if listed, called := tryTool(t, without, "reloaded"); !listed || !called {
+		t.Errorf("without pin_tools: listed %t, called %t", listed, called)
 	}
-	with := storedGateway(t, dir, withPins(server.line("reloaded"), true))
+	with := storedGateway(t, dir, withPins(server.config("reloaded"), true))
 	unload()
-	if listed, called := offers(t, with, "reloaded"); listed || called {
-		t.Errorf("it is not what it was: listed %t, called %t", listed, called)
+	if listed, called := tryTool(t, with, "reloaded"); listed || called {
+		t.Errorf("the changed tool: listed %t, called %t", listed, called)
 	}
 	if got := with.byName["reloaded"].pins.Changes(); !slices.ContainsFunc(got,
 		func(c toolpin.Change) bool { return c.Tool == "weather" }) {
-		t.Errorf("the reported changes are %+v", got)
+		t.Errorf("changes %+v", got)
 	}
 	server.version.Store(0)
-	if listed, called := offers(t, with, "reloaded"); !listed || !called {
-		t.Errorf("as it was: listed %t, called %t", listed, called)
+	if listed, called := tryTool(t, with, "reloaded"); !listed || !called {
+		t.Errorf("the original tool: listed %t, called %t", listed, called)
 	}
 }
 
 func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
-	h := storedGateway(t, t.TempDir(), withPins(newFickle(t).line("slow"), true))
+	h := storedGateway(t, t.TempDir(), withPins(newFickle(t).config("slow"), true))
 	server := h.Servers[0]
 	server.pins.mu.Lock() // as during a save
 	done := make(chan bool, 6)
 	for range cap(done) {
 		go func() {
 			w := httptest.NewRecorder()
-			servesTo(w, h, posting("/mcp/slow", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			serveTo(w, h, newPost("/mcp/slow", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 			done <- strings.Contains(w.Body.String(), `"weather"`)
 		}()
 	}
 	for range cap(done) {
-		if !waits(t, "a list", done) {
+		if !receive(t, "a list", done) {
 			t.Error("the tool is not listed")
 			break
 		}
 	}
-	server.pins.pause.Store(new(time.Now().Add(time.Hour))) // and could not
+	server.pins.pause.Store(new(time.Now().Add(time.Hour))) // as after a failed save
 	server.pins.mu.Unlock()
 	server.savingPins.Wait()
-	offers(t, h, "slow")
+	tryTool(t, h, "slow")
 	if server.pins.saved.Load() == server.pins.Version() {
-		t.Error("it is not left alone")
+		t.Error("the pins were saved during the pause")
 	}
 	server.pins.pause.Store(nil)
-	if offers(t, h, "slow"); server.pins.saved.Load() != server.pins.Version() {
-		t.Error("it is left alone for ever")
+	if tryTool(t, h, "slow"); server.pins.saved.Load() != server.pins.Version() {
+		t.Error("the pins were not saved after the pause")
 	}
 }
 
-// fill makes the storage fail as a full disk does, until free is called.
+// fill makes the storage fail, as a full disk does, until free is called.
 func fill(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	at := filepath.Join(dir, "mcp_gateway")
@@ -198,47 +198,47 @@ func fill(t *testing.T, dir string) (free func()) {
 func TestPinsAreSavedOnStop(t *testing.T) { // A54
 	dir := t.TempDir()
 	server := newFickle(t)
-	h, unload := loadGateway(t, dir, withPins(server.line("stopped"), true))
+	h, unload := loadGateway(t, dir, withPins(server.config("stopped"), true))
 	free := fill(t, dir)
-	if listed, called := offers(t, h, "stopped"); !listed || !called {
-		t.Errorf("while the disk is full: listed %t, called %t", listed, called)
+	if listed, called := tryTool(t, h, "stopped"); !listed || !called {
+		t.Errorf("with a full disk: listed %t, called %t", listed, called)
 	}
 	free()
 	unload()
 	server.version.Store(1)
 	anotherProcess(t)
-	if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("stopped"), true)), "stopped"); listed ||
-		called {
-		t.Errorf("it has changed: listed %t, called %t", listed, called)
+	h = storedGateway(t, dir, withPins(server.config("stopped"), true))
+	if listed, called := tryTool(t, h, "stopped"); listed || called {
+		t.Errorf("a changed tool: listed %t, called %t", listed, called)
 	}
 }
 
 // A failed save is retried, even if no client requests a list.
 func TestPinsAreSavedLater(t *testing.T) { // A54
 	dir := t.TempDir()
-	h := storedGateway(t, dir, withPins(newFickle(t).line("later"), true))
+	h := storedGateway(t, dir, withPins(newFickle(t).config("later"), true))
 	pins := h.Servers[0].pins
 	free := fill(t, dir)
 	pins.Observe("weather", []byte(`{}`))
-	if err := h.pins.store(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
-		t.Fatalf("on a full disk: %v", err)
+	if err := h.pins.saveUnsaved(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
+		t.Fatalf("with a full disk: %v", err)
 	}
 	free()
 	pins.pause.Store(nil)
-	pins.retry.Reset(0) // it is time
-	await.Until(t, "the pins to be saved", func() bool { return pins.saved.Load() == pins.Version() })
+	pins.retry.Reset(0) // do not wait for the timer
+	await.Until(t, "the pins are saved", func() bool { return pins.saved.Load() == pins.Version() })
 }
 
 // An operator who accepts a tool gets an error if the acceptance cannot be saved.
 func TestAcceptThatIsNotSaved(t *testing.T) { // A54
 	dir := t.TempDir()
-	h := storedGateway(t, dir, withPins(newFickle(t).line("accepted"), true))
+	h := storedGateway(t, dir, withPins(newFickle(t).config("accepted"), true))
 	server := h.Servers[0]
 	server.pins.Observe("weather", []byte(`{}`))
 	server.pins.Observe("weather", []byte(`{"title":"x"}`))
 	free := fill(t, dir)
 	if n, err := h.acceptTools(server, "weather", ""); n != 1 || !errors.Is(err, errNotSaved) {
-		t.Errorf("on a full disk: %d, %v", n, err)
+		t.Errorf("with a full disk: %d, %v", n, err)
 	}
 	free()
 	server.pins.Observe("weather", []byte(`{"title":"y"}`))
@@ -247,38 +247,38 @@ func TestAcceptThatIsNotSaved(t *testing.T) { // A54
 	}
 }
 
-// If pins cannot be read, the gateway serves, and withholds all tools of the server until they are
-// accepted. The unreadable pins are kept.
+// If pins cannot be read, the gateway withholds all tools of the server until an operator accepts
+// them. It keeps the unreadable file.
 func TestBrokenPins(t *testing.T) { // A54
-	for name, broken := range map[string]string{"cut short": `{"format":2,"tools":[{"tool":"wea`, "empty": "",
-		"of another format": `{"format":9}`} {
+	for name, broken := range map[string]string{"truncated": `{"format":2,"tools":[{"tool":"wea`, "empty": "",
+		"another format": `{"format":9}`} {
 		t.Run(name, func(t *testing.T) {
 			anotherProcess(t)
 			dir := t.TempDir()
 			server := newFickle(t)
-			h, unload := loadGateway(t, dir, withPins(server.line("broken"), true))
-			offers(t, h, "broken")
+			h, unload := loadGateway(t, dir, withPins(server.config("broken"), true))
+			tryTool(t, h, "broken")
 			unload()
 			file := filepath.Join(dir, h.Servers[0].pinsKey())
 			if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			anotherProcess(t)
-			h, unload = loadGateway(t, dir, withPins(server.line("broken"), true))
-			if listed, called := offers(t, h, "broken"); listed || called {
+			h, unload = loadGateway(t, dir, withPins(server.config("broken"), true))
+			if listed, called := tryTool(t, h, "broken"); listed || called {
 				t.Errorf("listed %t, called %t", listed, called)
 			}
 			if got := changedTools(h); len(got) != 1 || !got[0].Lost {
-				t.Errorf("the reported changes are %+v", got)
+				t.Errorf("changes %+v", got)
 			}
 			if text, err := os.ReadFile(file); string(text) != broken || err != nil {
-				t.Errorf("it was replaced by %s, %v", text, err)
+				t.Errorf("the file was replaced by %s, %v", text, err)
 			}
 			if n, err := h.acceptTools(h.Servers[0], "", ""); n != 1 || err != nil {
 				t.Errorf("accepted %d, %v", n, err)
 			}
-			if listed, called := offers(t, h, "broken"); !listed || !called {
-				t.Errorf("after it was accepted: listed %t, called %t", listed, called)
+			if listed, called := tryTool(t, h, "broken"); !listed || !called {
+				t.Errorf("after the acceptance: listed %t, called %t", listed, called)
 			}
 			if text, err := os.ReadFile(file + ".broken"); string(text) != broken || err != nil {
 				t.Errorf("kept %s, %v", text, err)
@@ -286,9 +286,9 @@ func TestBrokenPins(t *testing.T) { // A54
 			unload()
 			server.version.Store(1)
 			anotherProcess(t)
-			if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("broken"), true)), "broken"); listed ||
-				called {
-				t.Errorf("it has changed: listed %t, called %t", listed, called)
+			h = storedGateway(t, dir, withPins(server.config("broken"), true))
+			if listed, called := tryTool(t, h, "broken"); listed || called {
+				t.Errorf("a changed tool: listed %t, called %t", listed, called)
 			}
 		})
 	}
@@ -302,21 +302,21 @@ func (l listener) Handle(_ context.Context, event caddy.Event) error {
 	return nil
 }
 
-func TestChangedToolsAreTold(t *testing.T) { // A54
+func TestToolChangedEvent(t *testing.T) { // A54
 	server := newFickle(t)
-	h := storedGateway(t, t.TempDir(), withPins(server.line("telling"), true))
+	h := storedGateway(t, t.TempDir(), withPins(server.config("telling"), true))
 	told := make(listener, 4)
 	if err := h.events.On("mcp_tool_changed", told); err != nil {
 		t.Fatal(err)
 	}
-	offers(t, h, "telling")
+	tryTool(t, h, "telling")
 	server.version.Store(1)
-	offers(t, h, "telling")
-	offers(t, h, "telling")
+	tryTool(t, h, "telling")
+	tryTool(t, h, "telling")
 	if len(told) != 1 {
-		t.Fatalf("told %d times", len(told))
+		t.Fatalf("got %d events, want 1", len(told))
 	}
 	if got := (<-told).Data; got["server"] != "telling" || got["tool"] != "weather" {
-		t.Errorf("told %v", got)
+		t.Errorf("got event %v", got)
 	}
 }

@@ -7,24 +7,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// How commands use this process. They are set before a configuration is loaded.
+// These variables say which command this process runs. They are set before a configuration is
+// loaded.
 var (
-	onStdio       bool                      // the command is mcp-stdio
+	onStdio       bool                      // mcp-stdio, which serves one client
 	stdioClient   = access.OperatorIdentity // identity of requests through pipenet
-	forOneCommand bool                      // the command is another one of the operator
+	forOneCommand bool                      // another command of the operator
 )
 
-// SoleClient makes this process serve one client, on standard input and output. Rules apply only if
-// the client has a name. Call it before a configuration is loaded.
-func SoleClient(client string) {
+// SetSoleClient makes this process serve one client, on standard input and output. Rules apply only
+// if client is not empty. It must be called before a configuration is loaded.
+func SetSoleClient(client string) {
 	onStdio = true
 	stdioClient = cmp.Or(client, access.OperatorIdentity)
 	mcpstdio.SetSoleClient()
 }
 
-// ForOneCommand makes this process run gateways for one command of the operator: they start a
-// server only when the command needs it. Call it before a configuration is loaded.
-func ForOneCommand() {
+// SetOneCommand makes this process run gateways for one command of the operator: they start a
+// server only when the command needs it. It must be called before a configuration is loaded.
+func SetOneCommand() {
 	forOneCommand = true
 	mcpstdio.SetSoleClient()
 }

@@ -25,7 +25,8 @@ const noSeparator = "none"
 // processKey seals session IDs if no session_key is set. Like sessions, it outlives reloads.
 var processKey = seal.NewKey()
 
-// setDefaults fills in defaults. It must run first: the ID of a server depends on them.
+// setDefaults fills in defaults. It must run before the servers are provisioned, because their IDs
+// depend on the defaults.
 func (h *Handler) setDefaults() {
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
@@ -135,7 +136,7 @@ func (h *Handler) newGateway() error {
 		return err
 	}
 	h.retained = retained.(*gateway.Retained)
-	sealedBy := sha256.Sum256(key) // a client is found by its sealed session ID
+	sealedBy := sha256.Sum256(key) // clients are found by their sealed session IDs
 	scope := h.sharedKey() + "\x00" + string(sealedBy[:])
 	h.stateKey = scope + h.storeID()
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
@@ -165,11 +166,13 @@ func (h *Handler) closeGateway() error {
 	return err
 }
 
-// states holds the clients of gateways. They outlive reloads. Gateways with the same name share one
-// state: it is keyed by server, and two servers with the same configuration are one.
+// states holds the clients of gateways, so that they outlive reloads. Gateways with the same name
+// and mcp_path share one state. Its entries are keyed by server, and two servers with the same
+// configuration are one.
 var states = caddy.NewUsagePool()
 
-// retainedKey returns the key in retainedPool. It includes the store, whose state it mirrors.
+// retainedKey returns the key in retainedPool. It includes the shared store, whose state it
+// mirrors.
 func (h *Handler) retainedKey() string { return h.reloadKey() + "\x00" + h.storeID() }
 
 // storeID returns the ID of the store that replicas share, or "".
@@ -180,7 +183,7 @@ func (h *Handler) storeID() string {
 	return string(h.store.ID[:])
 }
 
-// retainedPool holds all other state that gateways keep over reloads.
+// retainedPool holds the state that gateways keep over reloads, except clients.
 var retainedPool = caddy.NewUsagePool()
 
 func (h *Handler) naming() mcp.Naming {

@@ -12,13 +12,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// upstreams are the upstreams in the routes of a server, without duplicates, as far as they are
-// known without a request.
+// upstreams holds the upstreams in the routes of a server, without duplicates and without those
+// that are known only at request time.
 type upstreams struct {
 	children []child
 	proxied  []*reverseproxy.Upstream // without child processes
 	checked  []*reverseproxy.Upstream // subset of proxied with active health checks
-	pools    []*mcphttp.Transport     // hold connections to them
+	pools    []*mcphttp.Transport     // hold the connections to proxied
 	tls      bool                     // connections use TLS
 }
 
@@ -65,7 +65,7 @@ func (u *upstreams) addProxy(proxy *reverseproxy.Handler) {
 	}
 }
 
-// url returns the URL of requests to a target, without query and credentials. It is empty unless
+// url returns the URL of requests to a target, without query and credentials. It returns "" unless
 // there is exactly one upstream.
 func (u *upstreams) url(target *url.URL) string {
 	if len(u.proxied) != 1 || len(u.children) > 0 {

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// adaptGateway provisions a gateway that ends with the test.
+// adaptGateway provisions a gateway. It is unloaded when the test ends.
 func adaptGateway(t *testing.T, config string) *Handler {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -38,7 +38,7 @@ func adaptGateway(t *testing.T, config string) *Handler {
 	return module.(*Handler)
 }
 
-// proxyTo returns a reverse_proxy to these addresses, with more of its configuration.
+// proxyTo returns a reverse_proxy to these addresses. more is appended to its configuration.
 func proxyTo(more string, addresses ...string) string {
 	var upstreams []string
 	for _, address := range addresses {
@@ -48,7 +48,7 @@ func proxyTo(more string, addresses ...string) string {
 }
 
 // childTransport returns the transport of a reverse_proxy whose upstreams are children of mcptest
-// with these flags.
+// with flags.
 func childTransport(flags ...string) string {
 	command, _ := json.Marshal(append([]string{os.Args[0], "ds", "alpha"}, flags...))
 	return fmt.Sprintf(`,"transport":{"protocol":"mcp_stdio","command":%s,"stop_grace":1000000000}`, command)
@@ -74,23 +74,24 @@ func TestFindUpstreams(t *testing.T) { // A70
 	}{
 		{"a child", []string{proxyTo(childTransport(), "alpha:1")}, "alpha:1", "", ""},
 		{"several children", []string{proxyTo(childTransport(), "alpha:1", "alpha:2")}, "alpha:1 alpha:2", "", ""},
-		{"a child of a port that HTTP has", []string{proxyTo(childTransport(), "alpha:80")}, "alpha:80", "", ""},
+		{"a child at port 80", []string{proxyTo(childTransport(), "alpha:80")}, "alpha:80", "", ""},
 		{"an upstream", []string{proxyTo("", "127.0.0.1:9")}, "", "127.0.0.1:9", ""},
-		{"in subroutes", []string{subroute(subroute(proxyTo("", "127.0.0.1:9"))), proxyTo(childTransport(), "alpha:1")},
+		{"handlers in subroutes", []string{subroute(subroute(proxyTo("", "127.0.0.1:9"))), proxyTo(childTransport(),
+			"alpha:1")},
 			"alpha:1", "127.0.0.1:9", ""},
-		{"each once",
+		{"repeated handlers",
 			[]string{subroute(proxyTo(childTransport(), "alpha:1")), subroute(proxyTo("", "127.0.0.1:9", "127.0.0.1:9")),
 				subroute(proxyTo("", "127.0.0.1:9")), proxyTo(childTransport(), "alpha:1")}, "alpha:1", "127.0.0.1:9", ""},
 		{"another command at the same address",
 			[]string{subroute(proxyTo(childTransport(), "alpha:1")), proxyTo(childTransport("--no-ping"), "alpha:1")},
 			"alpha:1 alpha:1", "", ""},
-		{"an address that a request says",
+		{"an address with a placeholder",
 			[]string{subroute(proxyTo(childTransport(), "{http.request.header.x}:1")), proxyTo("", "{http.request.host}:9")},
 			"", "{http.request.host}:9", ""},
-		{"with checks of reverse_proxy", []string{proxyTo(active, address)}, "", address, address},
-		{"with checks that are not enabled", []string{proxyTo(`,"health_checks":{"active":{}}`, "127.0.0.1:9")}, "",
+		{"health checks of reverse_proxy", []string{proxyTo(active, address)}, "", address, address},
+		{"disabled health checks of reverse_proxy", []string{proxyTo(`,"health_checks":{"active":{}}`, "127.0.0.1:9")}, "",
 			"127.0.0.1:9", ""},
-		{"none", []string{`{"handler":"static_response"}`}, "", "", ""},
+		{"no upstreams", []string{`{"handler":"static_response"}`}, "", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			u := adaptGateway(t, `{"servers":[`+serverOf("a", tt.handlers...)+`]}`).Servers[0].upstreams
@@ -105,7 +106,7 @@ func TestFindUpstreams(t *testing.T) { // A70
 				checked = append(checked, upstream.Dial)
 			}
 			if (len(u.pools) > 0) != (tt.proxied != "") {
-				t.Errorf("%d pools of connections", len(u.pools))
+				t.Errorf("%d connection pools", len(u.pools))
 			}
 			for i, got := range [...][]string{children, proxied, checked} {
 				if want := [...]string{tt.children, tt.proxied, tt.checked}[i]; strings.Join(got, " ") != want {

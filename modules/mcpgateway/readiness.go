@@ -16,8 +16,8 @@ type readinessReport struct {
 	Servers map[string]string `json:"servers,omitempty"` // states of servers that are down
 }
 
-// serveReadiness tells probes whether all servers that are not optional are up. It contacts no
-// server.
+// serveReadiness responds to probes with whether all servers that are not optional are up. It
+// contacts no server.
 func (h *Handler) serveReadiness(w http.ResponseWriter, r *http.Request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
@@ -39,9 +39,9 @@ func (h *Handler) serveReadiness(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, readinessReport{Status: "ready"})
 }
 
-// readiness returns the state of a server, and whether it is up: whether its last request or check
-// succeeded. A server that has not been used yet is idle and counts as up, because a probe must not
-// start it.
+// readiness returns the state of a server, and whether it is up. It is up if its last request or
+// check succeeded. A server that has not been used yet is idle and counts as up, because a probe
+// must not start it.
 func (s *Server) readiness() (word string, up bool) {
 	if len(s.upstreams.children) > 0 {
 		return s.childrenReadiness()
@@ -56,8 +56,8 @@ func (s *Server) readiness() (word string, up bool) {
 	}
 }
 
-// childrenReadiness is readiness for child processes. One running process is enough. Processes of
-// single sessions do not count.
+// childrenReadiness is readiness for a server with child processes. It is up if one of them runs.
+// Processes of single sessions do not count.
 func (s *Server) childrenReadiness() (word string, up bool) {
 	word, up = string(stdio.Idle), true
 	for _, child := range s.upstreams.children {

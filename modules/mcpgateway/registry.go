@@ -10,15 +10,15 @@ import (
 // registry holds the gateways of this process, for the admin API.
 var registry gateways
 
-// gateways are handlers, in the order in which they were started. During a reload it holds those of
-// both configurations.
+// gateways holds handlers in the order in which they were started. During a reload it holds those
+// of both configurations.
 type gateways struct {
 	mu  sync.Mutex
 	all []*Handler
 }
 
-// add adds a handler. A handler of a live replaces the previous one of the same live at its
-// position, so that it does not count as newer than the handlers of a later configuration.
+// add adds a handler. A handler of a liveGateway takes the position of the previous one of the same
+// liveGateway, so that it does not count as newer than the handlers of a later configuration.
 func (g *gateways) add(h *Handler) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,7 +71,7 @@ func (g *gateways) newest() *Handler {
 	return g.all[len(g.all)-1]
 }
 
-// fingerprint identifies the gateway among those that clients can distinguish.
+// fingerprint returns a text that is equal for gateways that clients cannot distinguish.
 func fingerprint(h *Handler) string {
 	var b strings.Builder
 	b.WriteString(h.reloadKey())

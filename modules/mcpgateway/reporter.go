@@ -22,7 +22,7 @@ type reporter struct {
 }
 
 // A requestLabels holds the metric labels of a finished request. The number of combinations is
-// limited.
+// limited, so all of them can be cached.
 type requestLabels struct{ server, method, outcome string }
 
 // requestMetricsCache caches metrics by their labels. A lookup in Prometheus takes longer.
@@ -38,21 +38,21 @@ type requestMetrics struct {
 }
 
 // get returns the metrics for the labels.
-func (e *requestMetricsCache) get(h *Handler, end requestLabels) *requestMetrics {
+func (e *requestMetricsCache) get(h *Handler, labels requestLabels) *requestMetrics {
 	e.mu.RLock()
-	m := e.known[end]
+	m := e.known[labels]
 	e.mu.RUnlock()
 	if m != nil {
 		return m
 	}
 	m = &requestMetrics{
-		count:    requests.WithLabelValues(h.Name, end.server, end.method, end.outcome),
-		duration: durations.WithLabelValues(h.Name, end.server, end.method),
-		health:   h.healthRecordOf(end.server),
+		count:    requests.WithLabelValues(h.Name, labels.server, labels.method, labels.outcome),
+		duration: durations.WithLabelValues(h.Name, labels.server, labels.method),
+		health:   h.healthRecordOf(labels.server),
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.known[end] = m
+	e.known[labels] = m
 	return m
 }
 
@@ -109,7 +109,7 @@ func (o reporter) Denied(d *inbound.Denial) {
 	if d.Target.Kind == mcp.Resource {
 		target = "mcp_resource"
 	}
-	denials.WithLabelValues(d.Label, d.Code).Inc()
+	denials.WithLabelValues(d.ClientLabel, d.Code).Inc()
 	rule := zap.Skip()
 	if d.Rule != "" {
 		rule = zap.String("rule", d.Rule)
@@ -124,8 +124,8 @@ func (o reporter) Denied(d *inbound.Denial) {
 	})
 }
 
-// CallDone implements [gateway.Observer]. It keeps the call for the admin API, and logs it if audit
-// says so.
+// CallDone implements [gateway.Observer]. It keeps the call for the admin API and, depending on
+// audit, logs it.
 func (o reporter) CallDone(c inbound.Call) {
 	o.keepCall(&c)
 	if o.Audit == auditDenied || c.Refused {

@@ -30,11 +30,11 @@ type Server struct {
 	// Other names under which clients can call the server. Default: none
 	Aliases []string `json:"aliases,omitempty"`
 
-	// The path, and query, of requests as the routes of the server see them. Clients cannot change it.
-	// Default: /rpc
+	// The path, and query, of all requests to the server. Its routes see this path; clients cannot
+	// change it. Default: /rpc
 	Path string `json:"path,omitempty"`
 
-	// How long to wait for the server. Default: the gateway's response_timeout
+	// How long to wait for a response of the server. Default: the gateway's response_timeout
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
 	// When to start the server: lazy or eager. Default: the gateway's start
@@ -43,7 +43,8 @@ type Server struct {
 	// How to shorten its results. Default: the gateway's mask
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
-	// Whether its tools get an argument for what the client looks for. Default: the gateway's focus
+	// Whether its tools get an argument with which clients say what they look for. Default: the
+	// gateway's focus
 	Focus *Focus `json:"focus,omitempty"`
 
 	// The tools to list at /mcp, as patterns in which * matches any characters. Other tools cannot be
@@ -51,14 +52,14 @@ type Server struct {
 	Expose []string `json:"expose,omitempty"`
 
 	// Changes to how clients see its tools and to the calls that the server gets, by the server's own
-	// tool names. The rest of the configuration, metrics and logs also use these names. Default: no
-	// changes
+	// names of the tools. The rest of the configuration, metrics and logs use these names, too.
+	// Default: no changes
 	Tools map[string]*ToolOverride `json:"tools,omitempty"`
 
 	// Forward the credentials of clients to this server. Default: the gateway's forward_auth_header
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
-	// Report the gateway as ready at /mcp/health even if this server is down. Default: false
+	// Report the gateway as ready at /mcp/health even while this server is down. Default: false
 	Optional bool `json:"optional,omitempty"`
 
 	// How the gateway logs in to the server. Default: no login
@@ -71,10 +72,10 @@ type Server struct {
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
 	id         string // changes with any setting that clients can notice
-	source     string // identifies the origin of its tools; see serverSource
+	source     string // identifies where its tools come from; see serverSource
 	file       string // the file of servers_from; empty if part of the configuration
-	pins       *pinning
-	pinningKey string                // key of pins in pinnings
+	pins       *serverPins
+	pinPoolKey string                // key of pins in pinPool
 	savingPins upstream.SideRequests // running saves of pins
 	target     *url.URL              // the parsed Path
 	routes     caddyhttp.Handler
@@ -155,9 +156,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	return nil
 }
 
-// closeIdle closes idle connections if the configuration has been replaced. Caddy does so once,
-// when it replaces a configuration. Streams and ending sessions use the old one longer, and would
-// keep connections open for minutes.
+// closeIdle closes idle connections if the configuration has been replaced. Caddy closes them only
+// once, when it replaces the configuration. Streams and ending sessions use the old configuration
+// longer, and would leave connections open for minutes.
 func (s *Server) closeIdle() {
 	if s.replaced.Load() {
 		for _, pool := range s.upstreams.pools {
@@ -199,7 +200,8 @@ func (s *Server) cleanup() error {
 	return errors.Join(s.closeStreams(), s.closePins())
 }
 
-// provisionMask loads the mask of the server, or a copy of fallback, under the name of the server.
+// provisionMask loads the mask of the server, or else a copy of fallback. The mask gets the name of
+// the server.
 func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Handler) error {
 	var config observationmask.Handler
 	switch {
@@ -224,7 +226,7 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 // names returns the name and the aliases.
 func (s *Server) names() []string { return append([]string{s.Name}, s.Aliases...) }
 
-// errChildLogin refuses oauth for a child process.
+// errChildLogin is the error for oauth on a server that is a child process.
 var errChildLogin = errors.New("oauth: a child process has no login; pass credentials with env")
 
 // validate checks a provisioned server.
@@ -251,7 +253,7 @@ func (s *Server) checkRoutes() error {
 	return nil
 }
 
-// check validates the settings of a server that need not be provisioned.
+// check validates the settings of a server. It need not be provisioned.
 func (s *Server) check() error {
 	for _, name := range s.names() {
 		switch {

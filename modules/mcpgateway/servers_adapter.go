@@ -40,8 +40,9 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 	return config, warnings, err
 }
 
-// useServersFile sets servers_from to the file, so that the gateway follows its changes and logs the
-// notes on it. If the file has no name, its servers become part of the configuration.
+// useServersFile sets servers_from to the file, so that the gateway follows its changes and logs
+// the notes on it. If the content comes from standard input, its servers become part of the
+// configuration.
 func (h *Handler) useServersFile(body []byte, options map[string]any) (warnings []caddyconfig.Warning, err error) {
 	path, _ := options["filename"].(string)
 	named := path != "" && path != "-"

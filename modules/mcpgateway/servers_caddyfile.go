@@ -9,9 +9,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
-// ImportServers returns a Caddyfile with the servers of a file of an MCP client, and notes on
-// settings that were ignored or must be set. Texts that look like secrets are replaced by
-// environment variables unless secrets is true. A file without servers is an error, with notes.
+// ImportServers returns a Caddyfile with the servers of a file of an MCP client. The notes name
+// settings that it ignores, and variables to set. Unless secrets is true, environment variables
+// replace texts that look like secrets. A file without servers is an error, with notes.
 func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfile string, notes []string, err error) {
 	file, err := parseServersFile(content, path)
 	if err != nil {
@@ -172,7 +172,7 @@ func escapeEnvironment(text string) string {
 
 var (
 	plainToken = regexp.MustCompile(`^(?:[A-Za-z0-9_./:@%+=,?&~-]|\{env\.[A-Za-z0-9_]+\})+$`)
-	unquotable = regexp.MustCompile(`\\("|$)`) // inside double quotes
+	unquotable = regexp.MustCompile(`\\("|$)`) // cannot be written inside double quotes
 )
 
 // quote returns text as a Caddyfile token.

@@ -17,8 +17,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// readServers returns the servers in a file of an MCP client, as server lines would define them,
-// and notes on settings that the gateway ignores. Notes and errors name the file and the line.
+// readServers returns the servers in a file of an MCP client, as if server lines had configured
+// them, and notes on settings that the gateway ignores. Notes and errors name the file and the
+// line.
 func readServers(content []byte, path string) (servers []*Server, notes []string, err error) {
 	file, err := parseServersFile(content, path)
 	if err != nil {
@@ -61,7 +62,7 @@ func (f *serversFile) linePrefix(line int) string {
 func (f *serversFile) newServers() (servers []*Server, err error) {
 	for _, listed := range f.Servers {
 		s := &Server{Name: listed.Name, Timeout: caddy.Duration(listed.Timeout), Expose: listed.Expose}
-		// With an empty variable, a command could work on other files, and a URL lead to another host.
+		// With an empty variable, a command could use other files, and a URL could name another host.
 		needed := append([]mcpjson.Value{listed.URL, listed.Dir}, listed.Command...)
 		if len(unset(needed...)) > 0 {
 			f.noteUnset(listed, "left out, because its command or URL needs ", needed...)
@@ -158,9 +159,9 @@ var (
 )
 
 // placeholders returns a value for a field in which Caddy replaces placeholders. Variables become
-// placeholders, so secrets stay in the environment. Other text is escaped. A variable is resolved
-// here if it is not set and has a default, or follows a backslash, which would escape the
-// placeholder.
+// placeholders, so that secrets stay in the environment. Other text is escaped. A variable is
+// replaced here if it is not set and has a default, or if it follows a backslash, which would
+// escape the placeholder.
 func placeholders(v mcpjson.Value) string {
 	var b strings.Builder
 	for _, part := range v {

@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "write the goldens")
 
-// clientFiles returns files of MCP clients, by the name of the client.
+// clientFiles returns the paths of configuration files of MCP clients by client.
 func clientFiles(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -42,13 +42,13 @@ func clientFiles(t *testing.T) map[string]string {
 		}
 	}
 	if len(found) != 12 {
-		t.Fatalf("there are files of %d clients", len(found))
+		t.Fatalf("found files of %d clients, want 12", len(found))
 	}
 	return found
 }
 
-// imported returns the Caddyfile that caddy mcp import prints for a file, and its notes.
-func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
+// importFile returns the Caddyfile that caddy mcp import prints for a file, and its notes.
+func importFile(t *testing.T, path string, secrets bool) (printed, notes string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -83,12 +83,12 @@ func (standInConsole) ServeHTTP(w http.ResponseWriter, r *http.Request, next cad
 	return next.ServeHTTP(w, r)
 }
 
-// The Caddyfiles in testdata/import are the output of import. -update writes them.
+// The golden files in testdata/import are outputs of caddy mcp import. -update writes them.
 func TestImportOfEachClient(t *testing.T) {
 	t.Setenv("HOME", "/home/ada")
 	for client, path := range clientFiles(t) {
 		t.Run(client, func(t *testing.T) {
-			printed, _ := imported(t, path, false)
+			printed, _ := importFile(t, path, false)
 			// The folder of the file depends on the machine.
 			folder := filepath.Dir(path)
 			if strings.HasPrefix(filepath.Base(folder), ".") {
@@ -109,18 +109,18 @@ func TestImportOfEachClient(t *testing.T) {
 				t.Errorf("got\n%s\nwant\n%s", printed, want)
 			}
 			if formatted := caddyfile.Format([]byte(printed)); !bytes.Equal(formatted, []byte(printed)) && client != "uvx" {
-				t.Errorf("caddy fmt makes of it\n%s", formatted)
+				t.Errorf("caddy fmt changes it to\n%s", formatted)
 			}
 		})
 	}
 }
 
-// gatewayOf returns the only gateway in a configuration.
+// gatewayOf returns the only gateway of a configuration.
 func gatewayOf(t *testing.T, config []byte) *Handler {
 	t.Helper()
 	gateways, err := configfile.Handlers(config, "mcp_gateway")
 	if err != nil || len(gateways) != 1 {
-		t.Fatalf("there are %d gateways: %v", len(gateways), err)
+		t.Fatalf("got %d gateways, %v", len(gateways), err)
 	}
 	gateway := new(Handler)
 	if err := caddy.StrictUnmarshalJSON(gateways[0], gateway); err != nil {
@@ -138,10 +138,9 @@ func indented(t *testing.T, value any) string {
 	return string(text)
 }
 
-// The imported Caddyfile and the file itself define the same servers. The adapter serves them with
-// the same gateway.
-func TestImportedServersAreThoseOfTheFile(t *testing.T) {
-	// If they were set, they would be placeholders, which differ from {$NAME}.
+// The imported Caddyfile defines the same servers as the file, and the same gateway as the adapter.
+func TestImportMatchesTheFile(t *testing.T) {
+	// Set variables would become placeholders, which differ from {$NAME}.
 	for _, name := range []string{"API_BASE_URL", "CACHE_DIR", "LOG_LEVEL", "INPUT_REGION"} {
 		t.Setenv(name, "")
 		os.Unsetenv(name)
@@ -149,13 +148,13 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 	t.Setenv("API_HOST", "api.example.com")
 	t.Setenv("MY_PORT", "3000")
 	t.Setenv("USERNAME", "ada")
-	// without which a server is left out
+	// Servers that need an unset variable are left out.
 	for _, name := range []string{"MCP_BINARY_PATH", "GITHUB_TOKEN", "GITHUB_OWNER"} {
 		t.Setenv(name, "set")
 	}
 	for client, path := range clientFiles(t) {
 		t.Run(client, func(t *testing.T) {
-			printed, _ := imported(t, path, true)
+			printed, _ := importFile(t, path, true)
 			config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(printed), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -169,7 +168,7 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, want := indented(t, gatewayOf(t, config).Servers), indented(t, servers); got != want {
-				t.Errorf("of\n%s\nCaddy makes\n%s\nand of the file\n%s", printed, got, want)
+				t.Errorf("printed\n%s\ngot servers\n%s\nwant\n%s", printed, got, want)
 			}
 			served, _, err := caddyconfig.GetAdapter("mcp").Adapt(body, map[string]any{"filename": path})
 			if err != nil {
@@ -178,11 +177,11 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 			gateway := gatewayOf(t, served)
 			if len(gateway.Servers) != 0 || len(gateway.ServersFrom) != 1 ||
 				filepath.Base(gateway.ServersFrom[0]) != filepath.Base(path) {
-				t.Errorf("the adapter has %d servers, and reads %q", len(gateway.Servers), gateway.ServersFrom)
+				t.Errorf("the adapter has %d servers, and servers_from %q", len(gateway.Servers), gateway.ServersFrom)
 			}
 			gateway.Servers, gateway.ServersFrom = servers, nil
 			if got, want := indented(t, gateway), indented(t, gatewayOf(t, config)); got != want {
-				t.Errorf("the adapter makes\n%s\nand the Caddyfile\n%s", got, want)
+				t.Errorf("got from the adapter\n%s\nwant, from the Caddyfile\n%s", got, want)
 			}
 			parsed := new(caddy.Config)
 			if err := caddy.StrictUnmarshalJSON(served, parsed); err != nil {
@@ -197,21 +196,21 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 
 func TestImportPrintsNoSecrets(t *testing.T) {
 	for client, path := range clientFiles(t) {
-		printed, notes := imported(t, path, false)
+		printed, notes := importFile(t, path, false)
 		for _, secret := range []string{"0123456789", "hunter2", "abcdef"} {
 			if strings.Contains(printed, secret) || strings.Contains(notes, secret) {
-				t.Errorf("%s: %s is in\n%s\n%s", client, secret, printed, notes)
+				t.Errorf("%s: found %s in\n%s\n%s", client, secret, printed, notes)
 			}
 		}
 		if body, _ := os.ReadFile(path); bytes.Contains(body, []byte("0123456789")) {
-			if printed, _ := imported(t, path, true); !strings.Contains(printed, "0123456789") {
-				t.Errorf("%s: --secrets prints none:\n%s", client, printed)
+			if printed, _ := importFile(t, path, true); !strings.Contains(printed, "0123456789") {
+				t.Errorf("%s: --secrets prints no secrets:\n%s", client, printed)
 			}
 		}
 	}
 }
 
-// writeFile writes a file into a folder of the test.
+// writeFile writes a file into a temporary folder.
 func writeFile(t *testing.T, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), name)
@@ -226,11 +225,11 @@ func writeFile(t *testing.T, name, text string) (path string) {
 
 func TestReadServersFails(t *testing.T) {
 	tests := []struct{ name, text, err string }{
-		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}",
+		{"a URL with another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}",
 			`mcp.json:2: server a: "ftp://x" is not an http or https URL`},
 		{"credentials in a URL", `{"mcpServers":{"a":{"url":"ftp://u:s3cret@x"}}}`, "credentials in a URL"},
 		{"a key in a query", `{"mcpServers":{"a":{"url":"https:///mcp?key=s3cret"}}}`, `"https:///mcp" has no host`},
-		{"no JSON", "{\n\"mcpServers\": {\n", "mcp.json:3: not JSON"},
+		{"invalid JSON", "{\n\"mcpServers\": {\n", "mcp.json:3: not JSON"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -249,7 +248,7 @@ func TestReadServersFails(t *testing.T) {
 	}
 }
 
-func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
+func TestNotesOnUnsetVariables(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mcp.json")
 	servers, notes, err := readServers([]byte(`{"mcpServers":{
 		"child":{"command":"x","args":["${NOT_SET_C:-c}"],"env":{"A":"${NOT_SET_A}"}},
@@ -270,7 +269,7 @@ func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
 	}
 }
 
-// A server with a malformed list of tools would expose all of them, so it is left out, and import
+// A server with a malformed list of tools is left out, because it would expose all tools. import
 // does not print it.
 func TestMalformedListsOfTools(t *testing.T) {
 	const text = "{\"mcpServers\":{\n\"a\":{\"command\":\"x\",\n\"tools\":\"read\"},\n\"b\":{\"command\":\"x\"," +
@@ -281,13 +280,13 @@ func TestMalformedListsOfTools(t *testing.T) {
 	if err != nil || len(servers) != 1 || servers[0].Name != "b" || len(notes) != 1 || notes[0] != want {
 		t.Errorf("got %d servers, %q, %v", len(servers), notes, err)
 	}
-	printed, told := imported(t, path, false)
+	printed, told := importFile(t, path, false)
 	if strings.Contains(printed, "server a ") || !strings.Contains(printed, "expose read") || told != want {
-		t.Errorf("printed\n%s\ntold %s", printed, told)
+		t.Errorf("printed\n%s\nnotes %s", printed, told)
 	}
 }
 
-// A child gets exactly what the file says: Caddy replaces no placeholder in it.
+// A child gets exactly the values of the file: Caddy replaces no placeholders in them.
 func FuzzImport(f *testing.F) {
 	for _, text := range []string{
 		"plain", "a b", `a"b`, "a`b", `a\`, `\"`, "`\\\"", "{env.HOME}", "{$HOME}", `\{env.HOME}`, "{$", "}", "{", "{}", "#x",
@@ -301,7 +300,7 @@ func FuzzImport(f *testing.F) {
 	f.Fuzz(checkImport)
 }
 
-// checkImport compares the argument and the variable that a child gets with those in the file.
+// checkImport compares the argument and the variable of a child with those in the file.
 func checkImport(t *testing.T, arg, variable string) {
 	home := func(name string) (string, bool) { return "/home/ada", name == "HOME" }
 	path := filepath.Join(t.TempDir(), "mcp.json")
@@ -314,9 +313,9 @@ func checkImport(t *testing.T, arg, variable string) {
 	}
 	file, err := mcpjson.Parse(body, path, "/home/ada")
 	if err != nil || len(file.Servers) != 2 {
-		t.Skip() // another fuzz target tries what is refused
+		t.Skip() // another fuzz target covers invalid files
 	}
-	// The oracle does not use placeholders.
+	// The expected values come from Resolve, which does not use placeholders.
 	want, unset := file.Servers[0].Command[1].Resolve(home)
 	wantEnv, unsetEnv := file.Servers[0].Env[0].Value.Resolve(home)
 	if len(unset)+len(unsetEnv) > 0 {

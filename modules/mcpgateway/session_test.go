@@ -12,46 +12,46 @@ import (
 
 func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 	const id = "of the server.1"
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		if got.is("initialize") {
 			w.Header().Set(mcp.SessionHeader, id)
 		}
-		says(w, got, `{}`)
+		respond(w, got, `{}`)
 	})
-	h := adaptGateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.config("a")+`,`+server.config("b")+`]}`)
 	begin := func(user string) string {
-		return servesUser(t, h, user,
-			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
+		return serveAs(t, h, user,
+			newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	}
 	anns, anonymous := begin("ann"), begin("")
 	if anonymous != id || anns == id || !strings.HasPrefix(anns, id+".") {
-		t.Fatalf("ann has %q, and an anonymous client %q", anns, anonymous)
+		t.Fatalf("ann got %q, an anonymous client %q", anns, anonymous)
 	}
 	const ping = `{"jsonrpc":"2.0","id":2,"method":"ping"}`
 	for _, tt := range []struct {
 		name, user, path, session string
 		good                      bool
 	}{
-		{"its own", "ann", "/mcp/a", anns, true},
-		{"of an anonymous client", "", "/mcp/a", anonymous, true},
-		{"of another client", "bob", "/mcp/a", anns, false},
-		{"as the server knows it", "ann", "/mcp/a", id, false},
-		{"as the server knows it, by another client", "bob", "/mcp/a", id, false},
-		{"as the server knows it, where there are no sessions", "bob", "/api/mcp-gateway/a/rpc", id, false},
-		{"of another server", "ann", "/mcp/b", anns, false},
-		{"of none", "ann", "/mcp/a", ".", false},
-		{"that is cut off", "ann", "/mcp/a", anns[:len(anns)-1], false},
+		{"the client's own session", "ann", "/mcp/a", anns, true},
+		{"a session of an anonymous client", "", "/mcp/a", anonymous, true},
+		{"a session of another client", "bob", "/mcp/a", anns, false},
+		{"the server's id", "ann", "/mcp/a", id, false},
+		{"the server's id from another client", "bob", "/mcp/a", id, false},
+		{"the server's id at an endpoint without sessions", "bob", "/api/mcp-gateway/a/rpc", id, false},
+		{"a session of another server", "ann", "/mcp/b", anns, false},
+		{"an invalid id", "ann", "/mcp/a", ".", false},
+		{"a truncated id", "ann", "/mcp/a", anns[:len(anns)-1], false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			before := len(server.saw())
-			w := servesUser(t, h, tt.user, posting(tt.path, ping, mcp.SessionHeader, tt.session))
-			named := slices.ContainsFunc(server.saw()[before:],
-				func(got witnessed) bool { return got.header.Get(mcp.SessionHeader) != "" })
+			before := len(server.requests())
+			w := serveAs(t, h, tt.user, newPost(tt.path, ping, mcp.SessionHeader, tt.session))
+			named := slices.ContainsFunc(server.requests()[before:],
+				func(got receivedRequest) bool { return got.header.Get(mcp.SessionHeader) != "" })
 			switch {
-			case tt.good && (w.Code != http.StatusOK || server.saw()[before].header.Get(mcp.SessionHeader) != id):
-				t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw()[before:])
+			case tt.good && (w.Code != http.StatusOK || server.requests()[before].header.Get(mcp.SessionHeader) != id):
+				t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.requests()[before:])
 			case !tt.good && named:
-				t.Errorf("%d %s; the server takes it for one of that session", w.Code, w.Body)
+				t.Errorf("%d %s; the request reached the server with a session", w.Code, w.Body)
 			case !tt.good && tt.path != "/api/mcp-gateway/a/rpc" && !strings.Contains(w.Body.String(), "unknown_session"):
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
@@ -60,27 +60,27 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 }
 
 func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		w.Header().Set(mcp.SessionHeader, "of the server")
-		says(w, got, `{}`)
+		respond(w, got, `{}`)
 	})
-	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
-	bobs := servesUser(t, h, "bob",
-		posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
+	h := adaptGateway(t, `{"servers":[`+server.config("a")+`]}`)
+	bobs := serveAs(t, h, "bob",
+		newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	for name, sessions := range map[string][]string{
-		"none, and another's": {"", "victim"},
-		"another's, and none": {"victim", ""},
-		"his own, and more":   {bobs, "victim"},
-		"his own, twice":      {bobs, bobs},
-		"none":                {""},
+		"an empty one and another client's": {"", "victim"},
+		"another client's and an empty one": {"victim", ""},
+		"the client's own and another":      {bobs, "victim"},
+		"the client's own twice":            {bobs, bobs},
+		"an empty one":                      {""},
 	} {
 		for _, path := range single {
 			t.Run(name+" at "+path, func(t *testing.T) {
-				before := len(server.saw())
-				r := posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`)
+				before := len(server.requests())
+				r := newPost(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`)
 				r.Header[mcp.SessionHeader] = sessions
-				w := servesUser(t, h, "bob", r)
-				if all := server.saw()[before:]; len(all) > 0 || w.Code != http.StatusNotFound {
+				w := serveAs(t, h, "bob", r)
+				if all := server.requests()[before:]; len(all) > 0 || w.Code != http.StatusNotFound {
 					t.Errorf("%d %s; the server got %+v", w.Code, w.Body, all)
 				}
 			})
@@ -88,11 +88,11 @@ func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
 	}
 }
 
-// Event IDs are valid only for the client that got them.
+// Event ids are valid only for the client that got them.
 func TestEventsOfOneServer(t *testing.T) { // A30, A57
 	const stream = "id: 5/\u00e9.x\ndata: {}\n\n" + ": id: comment\n\n" +
 		"event: message\r\nid:6\r\ndata: id: data\r\n\r\n" + "id\ndata: {}\n\n" + "idle: 7\rid: 8\rretry: 3\r\r"
-	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, r *http.Request, _ receivedRequest) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		rest := stream
 		if r.Header.Get("X-Mark") != "" {
@@ -104,26 +104,26 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 			_, _ = w.Write([]byte(piece))
 		}
 	})
-	h := adaptGateway(t, `{"mask":{"max_chars":0},"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
-	if got := servesUser(t, h, "", listening(t, "/mcp/a")).Body.String(); got != stream {
+	h := adaptGateway(t, `{"mask":{"max_chars":0},"servers":[`+server.config("a")+`,`+server.config("b")+`]}`)
+	if got := serveAs(t, h, "", streamRequest(t, "/mcp/a")).Body.String(); got != stream {
 		t.Errorf("an anonymous client got %q", got)
 	}
 	ids := regexp.MustCompile(`(?m)^(\x{FEFF}?id: ?)(5/\x{e9}\.x|6|8|9)\.([\w-]{22})`)
-	bound := servesUser(t, h, "ann", listening(t, "/mcp/a")).Body.String()
+	bound := serveAs(t, h, "ann", streamRequest(t, "/mcp/a")).Body.String()
 	if got := strings.ReplaceAll(ids.ReplaceAllString(strings.ReplaceAll(bound, "\r", "\n"), "$1$2"), "\n",
 		""); got != strings.NewReplacer("\r", "", "\n", "").Replace(stream) {
 		t.Errorf("ann got %q", bound)
 	}
 	if n := len(ids.FindAllString(strings.ReplaceAll(bound, "\r", "\n"), -1)); n != 3 {
-		t.Errorf("%d ids are bound in %q", n, bound)
+		t.Errorf("%d bound ids, want 3: %q", n, bound)
 	}
-	if got := servesUser(t, h, "ann", listening(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) ||
+	if got := serveAs(t, h, "ann", streamRequest(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) ||
 		!strings.HasPrefix(got, "\ufeffid: 9.") {
 		t.Errorf("after a byte order mark: %q", got)
 	}
-	servesUser(t, h, "ann", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Accept-Encoding", "zstd"))
-	if saw := server.saw(); saw[len(saw)-1].header.Get("Accept-Encoding") == "zstd" {
-		t.Error("a server may compress events, and their ids would not be bound")
+	serveAs(t, h, "ann", newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Accept-Encoding", "zstd"))
+	if all := server.requests(); all[len(all)-1].header.Get("Accept-Encoding") == "zstd" {
+		t.Error("the server may compress events, so that their ids are not bound")
 	}
 	anns := strings.TrimPrefix(ids.FindString(bound), "id: ")
 	for _, tt := range []struct {
@@ -131,21 +131,21 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 		want                   string // received by the server
 		status                 int
 	}{
-		{"its own", "ann", "/mcp/a", anns, "5/\u00e9.x", 200},
-		{"none", "ann", "/mcp/a", "", "", 200},
-		{"of an anonymous client", "", "/mcp/a", "5", "5", 200},
-		{"of another client", "bob", "/mcp/a", anns, "", 400},
-		{"as the server knows it", "ann", "/mcp/a", "5/\u00e9.x", "", 400},
-		{"as the server knows it, by another client", "bob", "/mcp/a", "0", "", 400},
-		{"of another server", "ann", "/mcp/b", anns, "", 400},
+		{"the client's own event", "ann", "/mcp/a", anns, "5/\u00e9.x", 200},
+		{"no event", "ann", "/mcp/a", "", "", 200},
+		{"an event of an anonymous client", "", "/mcp/a", "5", "5", 200},
+		{"an event of another client", "bob", "/mcp/a", anns, "", 400},
+		{"the server's id", "ann", "/mcp/a", "5/\u00e9.x", "", 400},
+		{"the server's id from another client", "bob", "/mcp/a", "0", "", 400},
+		{"an event of another server", "ann", "/mcp/b", anns, "", 400},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			before := len(server.saw())
-			w := servesUser(t, h, tt.user, listening(t, tt.path, "Last-Event-Id", tt.last))
+			before := len(server.requests())
+			w := serveAs(t, h, tt.user, streamRequest(t, tt.path, "Last-Event-Id", tt.last))
 			if w.Code != tt.status {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
-			for _, got := range server.saw()[before:] {
+			for _, got := range server.requests()[before:] {
 				if last := got.header.Get("Last-Event-Id"); last != tt.want || tt.status != 200 {
 					t.Errorf("the server got %q", last)
 				}

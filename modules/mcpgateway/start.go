@@ -35,7 +35,7 @@ type starter struct {
 	keys    []string      // keys in startRecords
 }
 
-// A startRecord says whether an eager server has been started. It outlives reloads that do not
+// A startRecord records whether an eager server has been started. It outlives reloads that do not
 // change the server.
 type startRecord struct{ done atomic.Bool }
 
@@ -45,8 +45,8 @@ var startRecords = caddy.NewUsagePool()
 // Destruct implements caddy.Destructor.
 func (*startRecord) Destruct() error { return nil }
 
-// startServers starts the eager servers in the background. It runs once the configuration runs,
-// because validation must not start anything.
+// startServers starts the eager servers in the background. It is called when the configuration has
+// started, because validation must not start anything.
 func (h *Handler) startServers() {
 	if h.starter != nil {
 		return
@@ -108,8 +108,8 @@ func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecor
 	}
 }
 
-// tryStart starts the child processes of a server, or connects to an HTTP server. A child that
-// takes longer than join_timeout goes on starting.
+// tryStart starts the child processes of a server, or connects to an HTTP server. It fails if that
+// takes longer than join_timeout, but a child process continues to start.
 func (h *Handler) tryStart(ctx context.Context, s *Server) error {
 	if len(s.upstreams.children) > 0 {
 		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))

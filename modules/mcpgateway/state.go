@@ -21,22 +21,22 @@ type healthRecord struct {
 	server      string
 	hasChildren bool        // the server has child processes, which set the gauge themselves
 	checking    sync.Mutex  // held during a health check
-	isHealthy   atomic.Bool // healthy, and no call has failed since the last response
+	isHealthy   atomic.Bool // state.Healthy, and no call has failed since the last response
 
 	mu          sync.Mutex
 	state       healthState
 	failedCalls int // consecutive failed calls while healthy
 	logged      loggedFault
 	items       map[string]int // number of tools, prompts and resources, as far as known
-	hasGauge    bool           // the hasGauge is set
+	hasGauge    bool           // the gauge is set
 	closed      bool
 }
 
 // healthRecords are the records in use, by gateway and server.
 var healthRecords = caddy.NewUsagePool()
 
-// Destruct implements caddy.Destructor. It deletes the gauge, and sets it again if another server
-// has the same name.
+// Destruct implements caddy.Destructor. It deletes the gauge, and sets it again if a server of the
+// same name is in use.
 func (r *healthRecord) Destruct() error {
 	r.mu.Lock()
 	r.closed = true
@@ -63,12 +63,12 @@ func (r *healthRecord) Destruct() error {
 type healthState struct {
 	Known     bool // the server has been contacted
 	Healthy   bool
-	Doubtful  bool          // unhealthy only because consecutive calls timed out
+	Doubtful  bool          // unhealthy, but only because consecutive calls timed out
 	LastError string        // error of the last failure
 	FailedAt  time.Time     // time of the last failure
 	Tried     string        // method of the last failure
 	Path      string        // path of the last failure
-	Cause     jsonrpc.Cause // LastError as one of a fixed set
+	Cause     jsonrpc.Cause // kind of the last failure
 	Since     time.Time     // time when Healthy last changed
 	Failures  int           // consecutive failures
 }
@@ -107,8 +107,8 @@ func (h *Handler) closeRecords() {
 	h.recordKeys = nil
 }
 
-// maxFailedCalls is how many consecutive calls may fail before a server is unhealthy. A single tool may
-// be slow or broken.
+// maxFailedCalls is how many consecutive calls may fail before a server counts as unhealthy,
+// because a single tool may be slow or broken.
 const maxFailedCalls = 1
 
 // failed records that the server did not respond.
@@ -123,7 +123,7 @@ func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 		r.isHealthy.Store(false)
 		r.failedCalls++
 		if r.failedCalls <= maxFailedCalls {
-			if pass, repeated := r.logged.pass(f.Reason, time.Now()); pass {
+			if due, repeated := r.logged.shouldLog(f.Reason, time.Now()); due {
 				log.Warn("MCP server did not respond to a request", faultFields(f, repeated)...)
 			}
 			return
@@ -140,7 +140,7 @@ func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	s.Doubtful = s.Doubtful && f.Certainty == upstream.Doubtful
 	s.Failures++
 	s.LastError, s.FailedAt, s.Tried, s.Path, s.Cause = f.Reason, now, f.Tried, f.Path, f.Cause
-	if pass, repeated := r.logged.pass(f.Reason, now); pass {
+	if due, repeated := r.logged.shouldLog(f.Reason, now); due {
 		log.Error("MCP server is unavailable", faultFields(f, repeated)...)
 	}
 }
@@ -167,8 +167,8 @@ func (r *healthRecord) succeeded(log *zap.Logger) {
 	r.isHealthy.Store(true)
 }
 
-// pingRefused records that the server pingRefused a ping. It reads requests, so it is healthy, unless it
-// also refuses the requests of clients.
+// pingRefused records that the server refused a ping. It reads requests, so it is healthy, unless
+// it also refuses the requests of clients.
 func (r *healthRecord) pingRefused(log *zap.Logger) {
 	r.mu.Lock()
 	s := r.state
@@ -220,7 +220,8 @@ func (r *healthRecord) current() healthState {
 	return r.state
 }
 
-// setGauge sets the gauge, except for child processes, which set it themselves. The caller holds r.mu.
+// setGauge sets the gauge, unless the server has child processes, which set it themselves. The
+// caller holds r.mu.
 func (r *healthRecord) setGauge() {
 	if r.hasChildren || r.closed {
 		return
@@ -235,28 +236,29 @@ func (r *healthRecord) setGauge() {
 
 // A loggedFault limits how often the same failure is logged.
 type loggedFault struct {
-	reason   string
-	next     time.Time     // not logged again before
-	pause    time.Duration // current pause between log lines
-	repeated int           // failures since the last log line
+	reason    string
+	notBefore time.Time     // the failure is not logged again before this time
+	pause     time.Duration // current pause between log lines
+	repeated  int           // failures not logged since the last log line
 }
 
 // First and maximum pause before the same failure is logged again.
-const firstRepeat, lastRepeat = time.Minute, time.Hour
+const firstLogPause, maxLogPause = time.Minute, time.Hour
 
-// pass reports whether to log a failure, and how many were not logged since the last log line.
-func (l *loggedFault) pass(reason string, now time.Time) (pass bool, repeated int) {
+// shouldLog reports whether a log line about a failure is due, and how many failures were not
+// logged since the last line.
+func (l *loggedFault) shouldLog(reason string, now time.Time) (due bool, repeated int) {
 	if reason != l.reason {
-		*l = loggedFault{reason: reason, pause: firstRepeat, next: now.Add(firstRepeat)}
+		*l = loggedFault{reason: reason, pause: firstLogPause, notBefore: now.Add(firstLogPause)}
 		return true, 0
 	}
-	if now.Before(l.next) {
+	if now.Before(l.notBefore) {
 		l.repeated++
 		return false, 0
 	}
 	repeated = l.repeated
-	l.pause = min(2*l.pause, lastRepeat)
-	l.next, l.repeated = now.Add(l.pause), 0
+	l.pause = min(2*l.pause, maxLogPause)
+	l.notBefore, l.repeated = now.Add(l.pause), 0
 	return true, repeated
 }
 
@@ -297,7 +299,7 @@ func (s *Server) healthState() healthState {
 }
 
 // childState combines the state known from requests with the state of the child processes. A child
-// that was started after the last failure is healthy.
+// that was started after the last failure counts as healthy.
 func (u *upstreams) childState(state healthState) healthState {
 	running, down := false, false
 	var failed stdio.Status // the latest failure

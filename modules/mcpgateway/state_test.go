@@ -60,20 +60,20 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 				step(r, zap.NewNop())
 			}
 			if got := r.current().name(); got != tt.want {
-				t.Errorf("it is %s, want %s", got, tt.want)
+				t.Errorf("got %s, want %s", got, tt.want)
 			}
 		})
 	}
 }
 
-// A response of a healthy server takes neither a lock nor memory.
-func TestAnswersOfHealthyServers(t *testing.T) {
+// Recording a response of a healthy server neither locks nor allocates.
+func TestSuccessDoesNotAllocate(t *testing.T) {
 	r := &healthRecord{server: "a", hasChildren: true}
 	r.succeeded(zap.NewNop())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := testing.AllocsPerRun(100, func() { r.succeeded(nil) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }
 
@@ -126,11 +126,11 @@ func TestGaugeOfTwoServers(t *testing.T) { // A52
 	_, _ = healthRecords.Delete("twin 1")
 	before.failed(zap.NewNop(), &upstream.Fault{Server: "twin"}) // a request from before the reload
 	if got := healthyGauge(t, "twin"); got != 1 {
-		t.Errorf("the gauge is %v", got)
+		t.Errorf("gauge %v, want 1", got)
 	}
 	_, _ = healthRecords.Delete("twin 2")
 	if got := healthyGauge(t, "twin"); got != -1 {
-		t.Errorf("the gauge of servers that are gone is %v", got)
+		t.Errorf("gauge %v of removed servers", got)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 		return s.Listener.Addr().String()
 	}
 	hangs := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // otherwise it does not notice that the gateway disconnects
+		_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not notice a disconnect
 		<-r.Context().Done()
 	}))
 	defer hangs.Close()
@@ -160,8 +160,8 @@ func TestStateFromRequests(t *testing.T) { // A70
 	locked, page := answers(401, "text/plain", "no"), answers(404, "text/html", "<html>")
 	for _, tt := range []struct {
 		name, routes, state string
-		reason              string // ADDRESS stands for the address of the server
-		cause               string // in the message for the client
+		reason              string // part of last_error
+		cause               string // part of the client's error
 	}{
 		{"up", proxyTo("", answers(200, "application/json", result)), "healthy", "", ""},
 		{"error", proxyTo("", answers(200, "application/json",
@@ -195,10 +195,10 @@ func TestStateFromRequests(t *testing.T) { // A70
 			if got := status(); got.State != "unknown" || got.LastError != "" {
 				t.Errorf("before a request: %+v", got)
 			}
-			w := serves(t, registry.all[0], posting("/api/mcp-gateway/"+tt.name+"/rpc",
+			w := serve(t, registry.all[0], newPost("/api/mcp-gateway/"+tt.name+"/rpc",
 				`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 			if body := w.Body.String(); !strings.Contains(body, tt.cause) || strings.Contains(body, "sk-secret") {
-				t.Errorf("the client gets %s", body)
+				t.Errorf("the client got %s", body)
 			}
 			got := status()
 			if got.State != tt.state || !strings.Contains(got.LastError, tt.reason) ||

@@ -12,16 +12,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// While replicas get a configuration with another server one by one, a client has one budget.
+// Replicas share rates even if their servers differ, as during a gradual change of configurations.
 func TestReplicasWithOtherServersShareRates(t *testing.T) { // A63
-	server, engine := newWitness(t, nil), replicastest.New()
-	before := `{"rates":[{"requests":2,"per":"1h"}],"servers":[` + server.line("a") + `]}`
-	after := `{"rates":[{"requests":2,"per":"1h"}],"servers":[` + server.line("a") + `,` + server.line("b") + `]}`
+	server, engine := newRecordingServer(t, nil), replicastest.New()
+	before := `{"rates":[{"requests":2,"per":"1h"}],"servers":[` + server.config("a") + `]}`
+	after := `{"rates":[{"requests":2,"per":"1h"}],"servers":[` + server.config("a") + `,` + server.config("b") + `]}`
 	all := []*Handler{
 		replicaGateway(t, engine, mcpstore.App{}, before), replicaGateway(t, engine, mcpstore.App{}, after),
 	}
 	for i, want := range []int{200, 200, 429, 429} {
-		if w := serves(t, all[i%2], posting("/mcp/a", pingMessage)); w.Code != want {
+		if w := serve(t, all[i%2], newPost("/mcp/a", pingMessage)); w.Code != want {
 			t.Errorf("request %d: %d %s, want %d", i, w.Code, w.Body, want)
 		}
 	}
@@ -29,18 +29,18 @@ func TestReplicasWithOtherServersShareRates(t *testing.T) { // A63
 
 // Gateways with the same key in the shared store are refused.
 func TestGatewaysThatShareNeedNames(t *testing.T) {
-	server := newWitness(t, nil)
-	gateway := func(more string, name string) string { return `{` + more + `"servers":[` + server.line(name) + `]}` }
+	server := newRecordingServer(t, nil)
+	gateway := func(more string, name string) string { return `{` + more + `"servers":[` + server.config(name) + `]}` }
 	for name, test := range map[string]struct {
 		first, second string
 		refused       bool
 	}{
-		"the same in two sites":  {gateway("", "a"), gateway("", "a"), false},
-		"without names":          {gateway("", "a"), gateway("", "b"), true},
-		"with other rates":       {gateway("", "a"), gateway(`"rates":[{"requests":2,"per":"1h"}],`, "a"), true},
-		"one with a name":        {gateway("", "a"), gateway(`"name":"b",`, "b"), false},
-		"at two paths":           {gateway("", "a"), gateway(`"mcp_path":"/tools",`, "b"), false},
-		"one of a name as given": {gateway(`"name":"a",`, "a"), gateway(`"name":"a",`, "b"), false},
+		"one gateway in two sites": {gateway("", "a"), gateway("", "a"), false},
+		"no names":                 {gateway("", "a"), gateway("", "b"), true},
+		"other rates":              {gateway("", "a"), gateway(`"rates":[{"requests":2,"per":"1h"}],`, "a"), true},
+		"one name":                 {gateway("", "a"), gateway(`"name":"b",`, "b"), false},
+		"two paths":                {gateway("", "a"), gateway(`"mcp_path":"/tools",`, "b"), false},
+		"the same given name":      {gateway(`"name":"a",`, "a"), gateway(`"name":"a",`, "b"), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := storetest.Replica(t, replicastest.New(), mcpstore.App{})
@@ -84,22 +84,22 @@ func TestAdminStore(t *testing.T) {
 	}
 	engine.Down.Store(true)
 	if a.call("POST", "/mcp_gateway/store/check", "", &check); check.Up || check.Error != "connection refused" {
-		t.Errorf("while it is down: got %+v", check)
+		t.Errorf("while the store is down: got %+v", check)
 	}
 	const cause = "connection refused"
 	if got, want := status(), (mcpstore.Status{Engine: "test", Error: cause, Outages: 1, LastError: cause}); got != want {
-		t.Errorf("while it is down: got %+v", got)
+		t.Errorf("while the store is down: got %+v", got)
 	}
 	engine.Down.Store(false)
 	again := mcpstore.Status{Engine: "test", Up: true, Outages: 1, LastError: cause}
-	await.Until(t, "the store", func() bool { return status() == again })
+	await.Until(t, "the store is up", func() bool { return status() == again })
 	engine.Full.Store(true)
 	if a.call("POST", "/mcp_gateway/store/check", "", &check); !check.Up || !check.Full {
-		t.Errorf("while it is full: got %+v", check)
+		t.Errorf("while the store is full: got %+v", check)
 	}
 	again.Full = true
 	if got := status(); got != again {
-		t.Errorf("while it is full: got %+v", got)
+		t.Errorf("while the store is full: got %+v", got)
 	}
 }
 

@@ -6,16 +6,16 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// A streamScope limits the streams that clients open to one server. It ends when no handler has the
-// same server with the same clients and credentials. It outlives reloads, so that streams of
-// earlier configurations also end when the server is removed. Clients then reconnect and
-// authenticate again.
+// A streamScope is the context of the streams that clients open to one server. It ends when no
+// handler has the same server with the same clients and credentials any longer; clients then
+// reconnect and authenticate again. It outlives reloads, so that a later reload still ends the
+// streams of earlier configurations.
 type streamScope struct {
 	context.Context
 	end context.CancelFunc
 }
 
-// streamScopes are the scopes in use.
+// streamScopes holds the scopes in use.
 var streamScopes = caddy.NewUsagePool()
 
 // Destruct implements caddy.Destructor.
@@ -24,8 +24,8 @@ func (s *streamScope) Destruct() error {
 	return nil
 }
 
-// openStreams acquires the scopes of all servers. Streams at /mcp need none: the gateway that
-// replaces this one continues them.
+// openStreams acquires the scopes of all servers. Streams at /mcp need no scope, because the
+// gateway that replaces this one continues them.
 func (h *Handler) openStreams() error {
 	admits := h.Name + "\x00" + h.MCPPath + "\x00" + h.auth.fingerprint + "\x00" + digest(h.Clients) + "\x00"
 	for _, s := range h.Servers {

@@ -10,85 +10,88 @@ import (
 )
 
 func TestTasksOfClients(t *testing.T) {
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
-		case got.is("tools/call"): // in a stream, after something else
-			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"taskId":"not this"}}`,
+		case got.is("tools/call"): // the response follows other messages in a stream
+			respondEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"taskId":"not this"}}`,
 				`{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of unknown"}}}`,
 				fmt.Sprintf(`{"jsonrpc":"2.0","result":{"task":{"status":"working","taskId":"of %s"}},"id":1}`,
 					got.header.Get("X-User")))
 		case got.method == http.MethodGet:
-			saysInEvents(w, `{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of unknown"}}}`,
+			respondEvents(w, `{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of unknown"}}}`,
 				`{"jsonrpc":"2.0","method":"notifications/tasks/status","params":{"status":"completed","taskId":"of ann"}}`)
 		case got.is("tasks/list"):
-			says(w, got, `{"tasks":[{"taskId":"of ann"},{"taskId":"of bob"},{"taskId":"of "}],"x":1}`)
+			respond(w, got, `{"tasks":[{"taskId":"of ann"},{"taskId":"of bob"},{"taskId":"of "}],"x":1}`)
 		default:
-			says(w, got, `{}`)
+			respond(w, got, `{}`)
 		}
 	})
-	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{"servers":[`+server.config("a")+`]}`)
 	users := []string{"ann", "bob", ""}
 	for _, user := range users {
-		servesUser(t, h, user,
-			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{}}}`, "X-User", user))
+		serveAs(t, h, user,
+			newPost("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{}}}`,
+				"X-User", user))
 	}
 	for _, user := range users {
-		received := servesUser(t, h, user, listening(t, "/mcp/a", mcp.VersionHeader, mcp.Latest)).Body.String()
+		received := serveAs(t, h, user, streamRequest(t, "/mcp/a", mcp.VersionHeader, mcp.Latest)).Body.String()
 		if strings.Contains(received, "completed") != (user != "bob") { // tasks of anonymous clients are visible to all
-			t.Errorf("%q receives %s", user, received)
+			t.Errorf("%q received %s", user, received)
 		}
 		for _, path := range single {
-			list := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":2,"method":"tasks/list"}`)).Body.String()
+			list := serveAs(t, h, user, newPost(path, `{"jsonrpc":"2.0","id":2,"method":"tasks/list"}`)).Body.String()
 			if want := `{"tasks":[{"taskId":"of ` + user + `"}],"x":1}`; !strings.Contains(list, want) {
-				t.Errorf("%q at %s sees %s, not %s", user, path, list, want)
+				t.Errorf("%q at %s: got %s, want %s", user, path, list, want)
 			}
 			for _, owner := range append(users, "unknown") {
-				before := len(server.saw())
-				got := servesUser(t, h, user,
-					posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of `+owner+`"}}`))
+				before := len(server.requests())
+				got := serveAs(t, h, user,
+					newPost(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of `+owner+`"}}`))
 				may := user == owner || user == "" && owner == "unknown" // a task without an owner
-				if reached := len(server.saw()) > before; reached != may || strings.Contains(got.Body.String(), "-32602") == may {
-					t.Errorf("%q asks for the task of %q at %s: %s", user, owner, path, got.Body)
+				if reached := len(server.requests()) > before; reached != may || strings.Contains(got.Body.String(),
+					"-32602") == may {
+					t.Errorf("%q gets the task of %q at %s: %s", user, owner, path, got.Body)
 				}
 			}
 			for ids, may := range map[string]bool{`[]`: true, `["of ` + user + `"]`: true,
 				`["of ` + user + `","of ann"]`: user == "ann", `"of ann"`: false, `[{"of":"ann"}]`: false} {
-				before := len(server.saw())
-				got := servesUser(t, h, user,
-					posting(path,
+				before := len(server.requests())
+				got := serveAs(t, h, user,
+					newPost(path,
 						`{"jsonrpc":"2.0","id":3,"method":"subscriptions/listen","params":{"notifications":{"taskIds":`+ids+`}}}`))
-				if reached := len(server.saw()) > before; reached != may || strings.Contains(got.Body.String(), "-32602") == may {
+				if reached := len(server.requests()) > before; reached != may || strings.Contains(got.Body.String(),
+					"-32602") == may {
 					t.Errorf("%q listens to %s at %s: %s", user, ids, path, got.Body)
 				}
 			}
-			twice := servesUser(t, h, user,
-				posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of ann","TaskId":"of bob"}}`))
+			twice := serveAs(t, h, user,
+				newPost(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of ann","TaskId":"of bob"}}`))
 			if user != "" && !strings.Contains(twice.Body.String(), "error") {
-				t.Errorf("%q names two tasks: %s", user, twice.Body)
+				t.Errorf("%q gets two tasks: %s", user, twice.Body)
 			}
 		}
 	}
 	// In the first revision of the protocol, responses come in the GET stream.
-	servesUser(t, h, "ann", listening(t, "/mcp/a"))
-	got := servesUser(t, h, "ann",
-		posting("/mcp/a", `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of unknown"}}`))
+	serveAs(t, h, "ann", streamRequest(t, "/mcp/a"))
+	got := serveAs(t, h, "ann",
+		newPost("/mcp/a", `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of unknown"}}`))
 	if strings.Contains(got.Body.String(), "error") {
 		t.Errorf("a task of the first revision: %s", got.Body)
 	}
 }
 
 func TestSkillsOfOneServer(t *testing.T) { // A54, A55
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case got.is("skills/list"):
-			says(w, got, `{"skills":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
+			respond(w, got, `{"skills":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
 		case got.is("resources/directory/read"):
-			says(w, got, `{"resources":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
+			respond(w, got, `{"resources":[{"uri":"skill://secret/a/SKILL.md"},{"uri":"skill://open/a/SKILL.md"}],"x":1}`)
 		default:
-			says(w, got, `{"skill":{}}`)
+			respond(w, got, `{"skill":{}}`)
 		}
 	})
-	h := adaptGateway(t, `{`+denies("resource:a::skill://secret/")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t, `{`+denyRules("resource:a::skill://secret/")+`"servers":[`+server.config("a")+`]}`)
 	for _, path := range single {
 		for method, want := range map[string]string{
 			"skills/list":              `{"skills":[{"uri":"skill://open/a/SKILL.md"}],"x":1}`,
@@ -96,8 +99,8 @@ func TestSkillsOfOneServer(t *testing.T) { // A54, A55
 			"skills/get":               `{"skill":{}}`,
 		} {
 			ask := func(uri string) string {
-				return serves(t, h,
-					posting(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{"uri":"`+uri+`"}}`)).Body.String()
+				return serve(t, h,
+					newPost(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{"uri":"`+uri+`"}}`)).Body.String()
 			}
 			if got := ask("skill://open/a"); !strings.Contains(got, want) {
 				t.Errorf("%s at %s: got %s", method, path, got)

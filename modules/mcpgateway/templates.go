@@ -25,8 +25,8 @@ type sharedTemplates struct {
 // maxSharedTemplates is the maximum size of the value in bytes.
 const maxSharedTemplates = 4 << 20
 
-// followTemplates applies the templates of other replicas whenever they change. If the store has
-// lost them, it gets those of this replica.
+// followTemplates applies the shared templates whenever another replica changes them. If the store
+// has lost them, it stores those of this replica.
 func (h *Handler) followTemplates() {
 	if h.store == nil {
 		return
@@ -37,8 +37,8 @@ func (h *Handler) followTemplates() {
 	})
 }
 
-// changeTemplates changes the templates of the gateway, on all replicas. change may run more than
-// once, on a copy.
+// changeTemplates changes the templates of the gateway on all replicas. change may run more than
+// once, each time on a copy.
 func (h *Handler) changeTemplates(ctx context.Context, change func(*resourcetemplate.Set) error) error {
 	if h.templates != nil {
 		err := h.shareTemplates(ctx, change)
@@ -81,7 +81,7 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 		}
 		text, err := json.Marshal(all)
 		if err == nil && len(text) > maxSharedTemplates {
-			err = invalid(fmt.Errorf("text: shared templates would exceed %d bytes", maxSharedTemplates))
+			err = invalidRequest(fmt.Errorf("text: shared templates would exceed %d bytes", maxSharedTemplates))
 		}
 		return text, err
 	})

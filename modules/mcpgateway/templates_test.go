@@ -8,12 +8,12 @@ import (
 	"testing"
 )
 
-// offered returns the templates that anonymous clients see.
-func offered(t *testing.T, h *Handler) string {
+// listTemplates returns the templates that an anonymous client sees.
+func listTemplates(t *testing.T, h *Handler) string {
 	const list = `{"jsonrpc":"2.0","id":1,"method":"resources/templates/list",` +
 		`"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
-	r := posting("/mcp", list)
+	r := newPost("/mcp", list)
 	r.Header.Set("Mcp-Protocol-Version", "2026-07-28")
 	r.Header.Set("Mcp-Method", "resources/templates/list")
 	var answer struct {
@@ -21,7 +21,7 @@ func offered(t *testing.T, h *Handler) string {
 			Templates []json.RawMessage `json:"resourceTemplates"`
 		}
 	}
-	w := serves(t, h, r)
+	w := serve(t, h, r)
 	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil {
 		t.Fatalf("%s: %v", w.Body, err)
 	}
@@ -32,7 +32,7 @@ func offered(t *testing.T, h *Handler) string {
 	return string(all)
 }
 
-func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
+func TestTemplatesOfRemovedServers(t *testing.T) { // A67, A69
 	server := func(name, more string) string {
 		return `{"name":"` + name + `"` + more + `,"routes":[{"handle":[` + staticHandler + `]}]}`
 	}
@@ -59,17 +59,17 @@ func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
 		h      *Handler
 		listed string
 	}{
-		{"it is there", before, first + second + text},
-		{"it is gone", adaptGateway(t, config(server("one", ""))), first + text},
-		{"its name is an alias now", adaptGateway(t, config(server("one", ""), server("three", `,"aliases":["two"]`))),
+		{"both servers", before, first + second + text},
+		{"a removed server", adaptGateway(t, config(server("one", ""))), first + text},
+		{"a server that is now an alias", adaptGateway(t, config(server("one", ""), server("three", `,"aliases":["two"]`))),
 			first + second + text},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := offered(t, tt.h); got != tt.listed {
-				t.Errorf("listed %s", got)
+			if got := listTemplates(t, tt.h); got != tt.listed {
+				t.Errorf("got %s, want %s", got, tt.listed)
 			}
 			if got := len(tt.h.retained.Templates.All()); got != 4 {
-				t.Errorf("%d are left", got)
+				t.Errorf("%d templates kept, want 4", got)
 			}
 		})
 	}

@@ -11,24 +11,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// spanned is a request that belongs to a trace.
-func spanned(r *http.Request) *http.Request {
+// withSpan returns a request that belongs to a trace.
+func withSpan(r *http.Request) *http.Request {
 	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2},
 		TraceFlags: trace.FlagsSampled})
 	return r.WithContext(trace.ContextWithSpanContext(r.Context(), span))
 }
 
-// A trace does not change the meaning of a message, however odd it is.
+// A trace does not change the meaning of a message, not even of an odd one.
 func TestTracesOfOddMessages(t *testing.T) { // A54
-	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		if got.is("initialize") {
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
 			return
 		}
-		says(w, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
+		respond(w, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
 	})
 	h := adaptGateway(t,
-		`{`+denies("a::secret")+`"servers":[`+server.line("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
+		`{`+denyRules("a::secret")+`"servers":[`+server.config("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
 	for _, tt := range []struct {
 		name, params string
 		told         bool // the server gets the trace
@@ -36,12 +36,12 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 		{"no params", ``, true},
 		{"params", `,"params":{}`, true},
 		{"params that are null", `,"params":null`, true},
-		{"params in a list", `,"params":[1]`, false},
-		{"params that are a text", `,"params":"x"`, false},
+		{"params that are a list", `,"params":[1]`, false},
+		{"params that are a string", `,"params":"x"`, false},
 		{"meta", `,"params":{"_meta":{}}`, true},
-		{"meta of something else", `,"params":{"_meta":{"x":1}}`, true},
+		{"meta with another member", `,"params":{"_meta":{"x":1}}`, true},
 		{"meta that is null", `,"params":{"_meta":null}`, true},
-		{"meta in a list", `,"params":{"_meta":[]}`, true},
+		{"meta that is a list", `,"params":{"_meta":[]}`, true},
 		{"a trace that is null", `,"params":{"_meta":{"traceparent":null}}`, false},
 	} {
 		message := `{"jsonrpc":"2.0","id":7,"method":"tools/list"` + tt.params + `}`
@@ -49,18 +49,18 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				var headers []string
 				if path == "/mcp" {
-					headers = []string{mcp.SessionHeader, session(t, h)}
+					headers = []string{mcp.SessionHeader, startSession(t, h)}
 				}
-				before := len(server.saw())
-				w := serves(t, h, spanned(posting(path, message, headers...)))
+				before := len(server.requests())
+				w := serve(t, h, withSpan(newPost(path, message, headers...)))
 				if got := w.Body.String(); strings.Contains(got, "secret") || !strings.Contains(got, `"id":7`) {
 					t.Errorf("got %s", got)
 				}
 				if path == "/mcp" {
-					return // which asks as it likes
+					return // the gateway sends its own requests
 				}
 				var m jsonrpc.Message
-				all := server.saw()[before:]
+				all := server.requests()[before:]
 				if len(all) != 1 || m.ReadRequest([]byte(all[0].body)) != nil {
 					t.Fatalf("the server got %+v", all)
 				}
@@ -72,7 +72,7 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 		}
 		for _, path := range []string{"/mcp/dead", "/api/mcp-gateway/dead/rpc"} {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
-				if w := serves(t, h, spanned(posting(path, message))); !strings.Contains(w.Body.String(), `"id":7`) {
+				if w := serve(t, h, withSpan(newPost(path, message))); !strings.Contains(w.Body.String(), `"id":7`) {
 					t.Errorf("%d %s", w.Code, w.Body)
 				}
 			})

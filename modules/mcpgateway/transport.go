@@ -15,7 +15,7 @@ func withTransport(handler json.RawMessage) json.RawMessage {
 	decoder.UseNumber()
 	var config any
 	if decoder.Decode(&config) != nil {
-		return handler // loading it reports what is wrong
+		return handler // loading it reports the error
 	}
 	replaceTransports(config)
 	replaced, err := json.Marshal(config)

@@ -75,8 +75,8 @@ func (route) Derive(ctx context.Context, source *http.Request, logged bool) *htt
 }
 
 // An inherited holds the placeholders and variables that requests to servers take from the request
-// of the client. Several of them run at the same time, and some outlive that request, so each gets
-// copies.
+// of the client. Several such requests run at the same time, and some outlive the client's request,
+// so each gets copies.
 type inherited struct {
 	vars  []namedValue
 	names *placeholderNames
@@ -93,8 +93,8 @@ type namedValue struct {
 	value any
 }
 
-// inheritedBy returns what a request derived from another one inherits. When the session of a
-// disconnected client is ended, ctx has no values of a request.
+// inheritedBy returns what a request inherits that is derived from source. ctx has no such values
+// when the gateway ends the session of a disconnected client.
 func inheritedBy(ctx context.Context, source *http.Request) *inherited {
 	for _, ctx := range [...]context.Context{ctx, source.Context()} {
 		if i, ok := ctx.Value(inbound.InheritedKey{}).(*inherited); ok {

@@ -15,9 +15,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// The session of a disconnected client is ended in a new context. reverse_proxy needs the HTTP
-// server there, too.
-func TestRequestsOfClientsThatHaveGone(t *testing.T) {
+// Requests that end the session of a disconnected client have a new context. reverse_proxy needs
+// the HTTP server in it.
+func TestRequestsAfterDisconnect(t *testing.T) {
 	server := new(caddyhttp.Server)
 	repl := caddy.NewReplacer()
 	repl.Set("http.auth.user.id", "ann")
@@ -26,20 +26,20 @@ func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	kept := route{}.Derive(context.WithoutCancel(r.Context()), r, false)
 	derived := route{}.Derive(context.Background(), kept, false)
 	if got, _ := derived.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got != server {
-		t.Errorf("got the server %p, want %p", got, server)
+		t.Errorf("got server %p, want %p", got, server)
 	}
 	own, _ := derived.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if user, _ := own.GetString("http.auth.user.id"); user != "ann" {
-		t.Errorf("got the user %q, want ann", user)
+		t.Errorf("got user %q, want ann", user)
 	}
 	bare := route{}.Derive(context.Background(), httptest.NewRequest("POST", "/mcp", nil), false)
 	if got, _ := bare.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got == nil {
-		t.Error("a request without a server has none")
+		t.Error("a request without a server got none")
 	}
 }
 
-// Requests of a stream that outlives its handler inherit the values that its routes use, and keep
-// nothing else of the handler in memory.
+// Requests of a stream that outlives its handler inherit the values that the routes use. Nothing
+// else of the original request stays in memory.
 func TestRequestsOfDetachedStreams(t *testing.T) {
 	server := new(caddyhttp.Server)
 	writer := httptest.NewRecorder()
@@ -69,10 +69,10 @@ func TestRequestsOfDetachedStreams(t *testing.T) {
 	})
 	derived := route{}.Derive(ctx, httptest.NewRequest("GET", "/mcp", nil).WithContext(ctx), false)
 	if got, _ := derived.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got != server {
-		t.Errorf("got the server %p, want %p", got, server)
+		t.Errorf("got server %p, want %p", got, server)
 	}
 	if got := login.Subject(derived.Context()); got != "token" {
-		t.Errorf("got the token %q", got)
+		t.Errorf("got token %q", got)
 	}
 	own, _ := derived.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	for name, want := range map[string]string{

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// warn logs settings that are valid, but probably not intended.
+// warn warns of settings that are valid, but probably not intended.
 func (h *Handler) warn() {
 	if h.shell != nil && h.shell.live.running { // already logged when the configuration was loaded
 		h.authInFront = h.shell.authInFront
@@ -112,7 +112,7 @@ func (h *Handler) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp
 	return nil
 }
 
-// warnOfHandlers warns of handlers in front that keep requests from the gateway.
+// warnOfHandlers warns of handlers in front that prevent requests from reaching the gateway.
 func (h *Handler) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
 	for _, handler := range inFront {
 		switch handler := handler.(type) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// BenchmarkProxy is a small call through reverse_proxy, with the transport http and with
-// this one.
+// BenchmarkProxy sends a small call through reverse_proxy, with Caddy's transport http and with
+// mcp_http.
 func BenchmarkProxy(b *testing.B) {
 	result := []byte(strings.Repeat("x", 1024))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(result) }))

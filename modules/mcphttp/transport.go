@@ -1,5 +1,5 @@
-// Package mcphttp implements http.reverse_proxy.transport.mcp_http, the transport of reverse_proxy for
-// MCP servers over HTTP.
+// Package mcphttp implements http.reverse_proxy.transport.mcp_http, the transport of reverse_proxy
+// for MCP servers over HTTP.
 package mcphttp
 
 import (
@@ -19,9 +19,9 @@ func init() {
 	caddy.RegisterModule(Transport{})
 }
 
-// Transport is the transport http of reverse_proxy, with the same settings in JSON and in the
-// Caddyfile, for servers that get many small requests. mcp_gateway uses it for all HTTP servers.
-// There are two differences.
+// Transport is a variant of the transport http of reverse_proxy, for servers that get many small
+// requests. It has the same settings, in JSON and in the Caddyfile. mcp_gateway uses it for all
+// HTTP servers. It differs from http in two ways.
 //
 // First, it is faster for some requests: over HTTP/1.1 without TLS, with up to 64 KiB including
 // the header, and with a Content-Length if there is a body. It reads such a body completely
@@ -31,16 +31,17 @@ func init() {
 // set, or on Windows. A connection is not reused after the time that the server announces with
 // `Keep-Alive: timeout=5`.
 //
-// Second, reverse_proxy does not log credentials or MCP session ids of requests: at level DEBUG
-// it logs only the values of well-known headers, and at other levels no headers.
+// Second, it keeps credentials and MCP session ids out of the logs of reverse_proxy: at level DEBUG
+// these have only the values of well-known headers, and at other levels no headers.
 type Transport struct {
 	reverseproxy.HTTPTransport
 
-	// The Host header of requests. `header_up Host` of reverse_proxy does the same, but copies all
-	// headers of each request. Default: the client's Host or, with TLS, the address of the upstream
+	// The Host header of requests. `header_up Host` of reverse_proxy does the same, but is slower: it
+	// copies all headers of each request. Default: the client's Host or, with TLS, the address of the
+	// upstream
 	Host string `json:"host,omitempty"`
 
-	fast   *http1.Transport // nil if unusable with these settings
+	fast   *http1.Transport // for the faster requests; nil if the settings exclude them
 	logged unlogged.Headers
 }
 
@@ -68,8 +69,8 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// RequestHeaderOps implements reverseproxy.RequestHeaderOpsTransport. With a Host of its own, the
-// transport needs none of the default operations.
+// RequestHeaderOps implements reverseproxy.RequestHeaderOpsTransport. If Host is set, the transport
+// sets the header itself and needs no operations.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
 	if t.Host != "" {
 		return nil

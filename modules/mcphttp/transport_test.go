@@ -26,13 +26,13 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
 }
 
-// standard is the transport of Caddy that mcp_http must behave like.
+// standard is Caddy's transport, with which mcp_http must agree.
 const standard = "http"
 
 // A proxy is a reverse_proxy with a transport.
@@ -74,15 +74,15 @@ func (p proxy) serve(r *http.Request) (*httptest.ResponseRecorder, error) {
 }
 
 func post(t testing.TB, body string) *http.Request {
-	// As in a server, where the body does not say that it is in memory.
+	// Hide the type of the body: in a server, it is not known to be in memory.
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://gateway.example.com/mcp",
 		struct{ io.Reader }{strings.NewReader(body)})
 	r.ContentLength = int64(len(body))
 	return r
 }
 
-// TestOptions compares what comes of a POST with the transport http, and with mcp_http, by
-// each setting that has to do with requests over plain HTTP.
+// TestOptions sends a POST through the transport http and through mcp_http, which must behave alike
+// with each setting that concerns plain HTTP.
 func TestOptions(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -94,14 +94,14 @@ func TestOptions(t *testing.T) {
 		{"compression off", `,"compression":false`, nil, `200 hello host=gateway.example.com`},
 		{"a header timeout", `,"response_header_timeout":50000000`, hang, `504`},
 		{"a read timeout", `,"read_timeout":50000000`, hang, `504`},
-		{"too large a header", `,"max_response_header_size":100`, func(w http.ResponseWriter, _ *http.Request) {
+		{"a header that is too large", `,"max_response_header_size":100`, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 200))
 		}, `502`},
 		{"no keep-alive", `,"keep_alive":{"enabled":false}`, nil, `200 hello host=gateway.example.com gzip`},
-		{"a limit of connections", `,"max_conns_per_host":1`, nil, `200 hello host=gateway.example.com gzip`},
+		{"a connection limit", `,"max_conns_per_host":1`, nil, `200 hello host=gateway.example.com gzip`},
 		{"small buffers", `,"read_buffer_size":16,"write_buffer_size":16`, nil, `200 hello host=gateway.example.com gzip`},
 		{"h2c", `,"versions":["h2c","2"]`, nil, `200 hello host=gateway.example.com gzip`},
-		{"an error of the server", ``, func(w http.ResponseWriter, _ *http.Request) {
+		{"an error from the server", ``, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "no", http.StatusTeapot)
 		}, "418 no\n"},
 		{"a server that closes the connection", ``, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
@@ -149,8 +149,9 @@ func outcome(w *httptest.ResponseRecorder, err error) string {
 	return strings.TrimSuffix(fmt.Sprintf("%d %s", w.Code, w.Body), " ")
 }
 
-// TestRetry passes a POST on to the next upstream if the first cannot be reached. That is
-// safe, because nothing of it was sent, and reverse_proxy knows it by the kind of error.
+// TestRetry checks that reverse_proxy sends a POST to the next upstream if it cannot connect to the
+// first. That is safe because nothing was sent. reverse_proxy recognizes it by the type of the
+// error.
 func TestRetry(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(describe))
 	defer server.Close()
@@ -166,7 +167,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestHost sends the Host that is configured, and tells the server which one the client used.
+// TestHost checks the Host header, and that X-Forwarded-Host contains the Host of the client.
 func TestHost(t *testing.T) {
 	serve := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s %s", r.Host, r.Header.Get("X-Forwarded-Host"))
@@ -179,11 +180,11 @@ func TestHost(t *testing.T) {
 		server         *httptest.Server
 		want           string
 	}{
-		{"as it is", ``, plain, "200 gateway.example.com gateway.example.com"},
-		{"another", `,"host":"mcp.example.com"`, plain, "200 mcp.example.com gateway.example.com"},
+		{"the Host of the client", ``, plain, "200 gateway.example.com gateway.example.com"},
+		{"a configured Host", `,"host":"mcp.example.com"`, plain, "200 mcp.example.com gateway.example.com"},
 		{"with TLS", `,"tls":{"insecure_skip_verify":true}`, secure, "200 " + secure.Listener.Addr().String() +
 			" gateway.example.com"},
-		{"another with TLS", `,"host":"mcp.example.com","tls":{"insecure_skip_verify":true}`, secure,
+		{"a configured Host with TLS", `,"host":"mcp.example.com","tls":{"insecure_skip_verify":true}`, secure,
 			"200 mcp.example.com gateway.example.com"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -196,8 +197,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestConnections looks at the connections that a server sees: they are used again, over TCP
-// and sockets of files, and none is left when the configuration ends.
+// TestConnections checks that connections over TCP and Unix sockets are reused, and closed when the
+// configuration ends.
 func TestConnections(t *testing.T) {
 	for _, network := range []string{"tcp", "unix"} {
 		t.Run(network, func(t *testing.T) {
@@ -227,7 +228,7 @@ func TestConnections(t *testing.T) {
 			}
 			p := newProxy(t, Name, "", "", upstream)
 			if p.Transport.(*Transport).fast == nil {
-				t.Error("everything is left to the transport http")
+				t.Error("the transport http serves all requests")
 			}
 			for range 5 {
 				if got := outcome(p.serve(post(t, "hello"))); got != "200 hello host=gateway.example.com gzip" {
@@ -235,7 +236,7 @@ func TestConnections(t *testing.T) {
 				}
 			}
 			if n := opened.Load(); n != 1 {
-				t.Errorf("%d connections for five requests", n)
+				t.Errorf("%d connections for five requests, want 1", n)
 			}
 			p.cancel()
 			for deadline := time.Now().Add(10 * time.Second); open.Load() > 0; time.Sleep(time.Millisecond) {
@@ -247,7 +248,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestCaddyfile reads the settings of the transport http.
+// TestCaddyfile checks that mcp_http accepts the settings of the transport http.
 func TestCaddyfile(t *testing.T) {
 	var got Transport
 	if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser("mcp_http {\n dial_timeout 5s\n compression off\n " +
@@ -259,15 +260,15 @@ func TestCaddyfile(t *testing.T) {
 		t.Errorf("%+v", got.HTTPTransport)
 	}
 	if err := new(Transport).UnmarshalCaddyfile(caddyfile.NewTestDispenser("mcp_http {\n frobnicate\n}")); err == nil {
-		t.Error("an unknown setting was read")
+		t.Error("an unknown setting is accepted")
 	}
 }
 
-// TestForwardProxy sends requests through a proxy if one is configured.
+// TestForwardProxy checks that requests go through a configured proxy.
 func TestForwardProxy(t *testing.T) {
-	var asked atomic.Value
+	var requested atomic.Value
 	forward := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Store(r.URL.Host)
+		requested.Store(r.URL.Host)
 		describe(w, r)
 	}))
 	defer forward.Close()
@@ -277,7 +278,7 @@ func TestForwardProxy(t *testing.T) {
 	}
 	p := newProxy(t, Name, fmt.Sprintf(`,"network_proxy":{"from":"url","url":%q}`, address), "", "mcp.example.com:80")
 	defer p.cancel()
-	if got := outcome(p.serve(post(t, "hello"))); !strings.HasPrefix(got, "200 hello ") || asked.Load() == nil {
-		t.Error(got, asked.Load())
+	if got := outcome(p.serve(post(t, "hello"))); !strings.HasPrefix(got, "200 hello ") || requested.Load() == nil {
+		t.Error(got, requested.Load())
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An object reads the members of a JSON object strictly: the schema's members, with the
-// schema's types, and no others. It collects all faults, so that a model can fix them at once.
+// An object reads the members of a JSON object strictly: it must have the schema's members, with
+// the schema's types, and no others. It collects all faults, so that a model can fix them at once.
 //
 // Call read first, then one method for each member, then end.
 type object struct {
@@ -69,6 +69,7 @@ func (f *faults) Error() string {
 	return b.String()
 }
 
+// read finds the members of the object.
 func (o *object) read() {
 	if o.faults == nil {
 		o.faults = new(faults)
@@ -82,13 +83,15 @@ func (o *object) read() {
 	}
 }
 
+// invalid adds a fault of a member.
 func (o *object) invalid(name, what string) {
 	if o.data != nil {
 		o.faults.add(o.path+name, what)
 	}
 }
 
-// take removes and returns a member, and reports whether it is of one of these kinds.
+// take removes and returns a member, and reports whether it is of one of these kinds. what
+// describes the kinds in the fault.
 func (o *object) take(name, what string, kinds ...jsonspan.Kind) (jsonspan.Value, bool) {
 	v, ok := o.members[name]
 	if !ok {
@@ -132,7 +135,7 @@ func (o *object) fraction(name string) float64 {
 	return f
 }
 
-// integer returns a integer number of at least low. Larger numbers than high count as high.
+// integer returns a whole number of at least low. Numbers above high count as high.
 func (o *object) integer(name string, low, high int) int {
 	v, ok := o.take(name, "a whole number", jsonspan.Number)
 	if !ok {
@@ -178,8 +181,8 @@ func (o *object) end() error {
 	return o.faults
 }
 
-// parseWhole parses a parseWhole number in any JSON notation, such as 100.0 and 1e2. Numbers beyond an int
-// become the largest or smallest int.
+// parseWhole parses a whole number in any JSON notation, such as 100.0 and 1e2. Numbers that do not
+// fit into an int become the largest or smallest int.
 func parseWhole(literal string) (n int, ok bool) {
 	mantissa, power, _ := strings.Cut(strings.ToLower(literal), "e")
 	integer, fraction, _ := strings.Cut(mantissa, ".")

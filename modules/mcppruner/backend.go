@@ -6,7 +6,7 @@ import "context"
 type Backend interface {
 	// Name returns the backend's name in statistics, warnings and metrics.
 	Name() string
-	// Score scores lines. If both results are nil, the built-in heuristic scores them.
+	// Score scores lines. If both results are nil, the built-in heuristic scores the lines.
 	Score(ctx context.Context, goal string, lines []string) (*Scored, *Fault)
 }
 

@@ -24,7 +24,7 @@ func init() {
 	caddy.RegisterModule(waiting{})
 }
 
-// reranker is a backend that scores the lines with keep in them, or does as told.
+// reranker is a backend that scores lines that contain keep, or fails as configured.
 type reranker struct {
 	MaxDocs int    `json:"max_docs,omitempty"`
 	Fault   string `json:"fault,omitempty"`
@@ -32,8 +32,8 @@ type reranker struct {
 	Short   bool   `json:"short,omitempty"` // one score too few
 }
 
-// asked counts how often a reranker was asked.
-var asked atomic.Int64
+// scoreCalls counts the calls of rerankers.
+var scoreCalls atomic.Int64
 
 func (reranker) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test",
@@ -43,7 +43,7 @@ func (reranker) CaddyModule() caddy.ModuleInfo {
 func (reranker) Name() string { return "test" }
 
 func (r reranker) Score(_ context.Context, _ string, lines []string) (*mcppruner.Scored, *mcppruner.Fault) {
-	asked.Add(1)
+	scoreCalls.Add(1)
 	if r.Fault != "" {
 		return nil, &mcppruner.Fault{Kind: r.Fault, Status: r.Status, Err: errors.New("it does not want to")}
 	}
@@ -75,10 +75,10 @@ func (panicking) Score(context.Context, string, []string) (*mcppruner.Scored, *m
 	panic("no")
 }
 
-// waiting waits for the client to hang up.
+// waiting is a backend that waits until the client disconnects.
 type waiting struct{}
 
-var waits, hungUp = make(chan struct{}), make(chan struct{})
+var waitingBegan, clientGone = make(chan struct{}), make(chan struct{})
 
 func (waiting) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test_waiting",
@@ -86,26 +86,26 @@ func (waiting) CaddyModule() caddy.ModuleInfo {
 }
 func (waiting) Name() string { return "test_waiting" }
 func (waiting) Score(ctx context.Context, _ string, _ []string) (*mcppruner.Scored, *mcppruner.Fault) {
-	close(waits)
+	close(waitingBegan)
 	<-ctx.Done()
-	close(hungUp)
+	close(clientGone)
 	return nil, &mcppruner.Fault{Kind: "http", Err: ctx.Err()}
 }
 
-// some is a text of which a reranker scores few lines.
-func some() string {
+// markedText returns a text with a few lines that contain keep.
+func markedText() string {
 	return strings.ReplaceAll(lines(400), "line 7\n", "line 7, which is to keep\n")
 }
 
-func TestRerankedAnswers(t *testing.T) {
+func TestRerankedResults(t *testing.T) {
 	const latency, docs, total, status, cached = "test_latency_ms", "test_docs_scored", "test_docs_total",
 		"test_http_status", "test_cached"
 	tests := []struct {
 		name     string
-		config   string // of the backend, beside its name
+		config   string // members of the backend after its name
 		warnings string
 		fallback bool
-		stats    map[string]any // nil: it is not there
+		stats    map[string]any // nil for an absent member
 	}{
 		{"P65: scored", ``, "[]", false, map[string]any{docs: 400.0, total: 400.0, status: 200.0, cached: false}},
 		{"P67, P75: some lines are not scored", `,"max_docs":64`, "[test_docs_truncated]", false,
@@ -118,27 +118,27 @@ func TestRerankedAnswers(t *testing.T) {
 		{"P71: too few scores", `,"short":true`, "[test_error test_parse_error]", true, map[string]any{status: nil}},
 	}
 	heuristic, _ := load(t, `{}`)
-	byRules := prune(t, heuristic, "", some(), "goal").PrunedText
+	byRules := prune(t, heuristic, "", markedText(), "goal").PrunedText
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			h, _ := load(t, `{"backend":{"backend":"test"`+tt.config+`}}`)
-			p := prune(t, h, "client of "+tt.name, some(), "goal")
+			p := prune(t, h, "client of "+tt.name, markedText(), "goal")
 			if got := fmt.Sprint(p.Warnings); got != tt.warnings || p.Stats["used_fallback"] != tt.fallback {
 				t.Errorf("warnings %s, stats %v", got, p.Stats)
 			}
 			if p.Stats["backend"] != "test" {
-				t.Errorf("backend %v", p.Stats["backend"])
+				t.Errorf("got backend %v, want test", p.Stats["backend"])
 			}
 			if _, ok := p.Stats[latency].(float64); !ok {
 				t.Errorf("no latency in %v", p.Stats)
 			}
 			for key, want := range tt.stats {
 				if got := p.Stats[key]; got != want {
-					t.Errorf("%s is %v, want %v", key, got, want)
+					t.Errorf("%s: got %v, want %v", key, got, want)
 				}
 			}
 			if same := p.PrunedText == byRules; tt.fallback && !same { // P72
-				t.Error("P72: not pruned as by the heuristic")
+				t.Error("P72: the result differs from the heuristic's")
 			}
 		})
 	}
@@ -149,10 +149,10 @@ func TestScoresAreCached(t *testing.T) {
 	h, unload := load(t, config)
 	ask := func(client, goal string) (hit bool) {
 		t.Helper()
-		before := asked.Load()
-		p := prune(t, h, client, some(), goal)
+		before := scoreCalls.Load()
+		p := prune(t, h, client, markedText(), goal)
 		hit = slices.Contains(p.Warnings, "cache_hit")
-		if (asked.Load() == before) != hit || p.Stats["test_cached"] != hit || p.Stats["used_fallback"] != false {
+		if (scoreCalls.Load() == before) != hit || p.Stats["test_cached"] != hit || p.Stats["used_fallback"] != false {
 			t.Errorf("P73, P75: hit %t, stats %v", hit, p.Stats)
 		}
 		if hit && (p.Stats["test_latency_ms"] != 0.0 || p.Stats["test_http_status"] != 200.0 ||
@@ -172,9 +172,9 @@ func TestScoresAreCached(t *testing.T) {
 	}{
 		{"a", "one", false},
 		{"a", "one", true},
-		{"b", "one", false}, // it is not told what others have asked
+		{"b", "one", false}, // clients do not share entries
 		{"a", "one", true},
-		{"a", "two", false}, // the third: the oldest of the client with the most goes
+		{"a", "two", false}, // the third entry replaces the oldest of the client with the most
 		{"b", "one", true},
 		{"a", "one", false},
 		{"a", "two", false},
@@ -187,39 +187,40 @@ func TestScoresAreCached(t *testing.T) {
 	unload()
 	h = after
 	if !ask("a", "two") {
-		t.Error("it is forgotten by a reload")
+		t.Error("a reload empties the cache")
 	}
 }
 
 func TestFaultsAreNotCached(t *testing.T) { // P74
 	h, _ := load(t, `{"backend":{"backend":"test","fault":"http"}}`)
 	for range 2 {
-		before := asked.Load()
-		if p := prune(t, h, "", some(), "not cached"); asked.Load() == before || slices.Contains(p.Warnings, "cache_hit") {
+		before := scoreCalls.Load()
+		if p := prune(t, h, "", markedText(), "not cached"); scoreCalls.Load() == before || slices.Contains(p.Warnings,
+			"cache_hit") {
 			t.Errorf("warnings %v", p.Warnings)
 		}
 	}
 }
 
-// Different options make a different request.
-func TestCacheGoesByAllOptions(t *testing.T) { // P74
+// The key of the cache contains all options.
+func TestCacheKeyHasAllOptions(t *testing.T) { // P74
 	h, _ := load(t, `{"backend":{"backend":"test"},"cache_ttl":"58m"}`)
-	base := arguments(some(), "goal")
-	seen := asked.Load()
+	base := arguments(markedText(), "goal")
+	seen := scoreCalls.Load()
 	for _, change := range [][2]string{
 		{"", ""}, {"0.5", "0.6"}, {`"min_keep_lines":3`, `"min_keep_lines":4`}, {"60000", "59999"},
 		{`"annotate_lines":false`, `"annotate_lines":true`}, {`"include_markers":true`, `"include_markers":false`},
 		{`"docs"`, `"logs"`},
 	} {
-		var p originalsKind
-		told(t, called(t, h, "", "prune_text", strings.Replace(base, change[0], change[1], 1)), &p)
-		if seen++; asked.Load() != seen {
-			t.Fatalf("%v: not asked", change)
+		var p pruneResult
+		decodeResult(t, callTool(t, h, "", "prune_text", strings.Replace(base, change[0], change[1], 1)), &p)
+		if seen++; scoreCalls.Load() != seen {
+			t.Fatalf("%v: the scores were cached", change)
 		}
 	}
 }
 
-func TestHangUpEndsTheWork(t *testing.T) {
+func TestDisconnectCancelsScoring(t *testing.T) {
 	h, _ := load(t, `{"backend":{"backend":"test_waiting"}}`)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = h.ServeHTTP(w, r, nil)
@@ -227,19 +228,19 @@ func TestHangUpEndsTheWork(t *testing.T) {
 	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
-		<-waits
+		<-waitingBegan
 		cancel()
 	}()
 	message := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` +
-		arguments(some(), "goal") + `}}`
+		arguments(markedText(), "goal") + `}}`
 	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/rpc", strings.NewReader(message))
 	transport := new(http.Transport)
 	defer transport.CloseIdleConnections()
 	if response, err := transport.RoundTrip(r); err == nil {
 		_ = response.Body.Close()
-		t.Error("it was answered")
+		t.Error("got a response")
 	}
-	<-hungUp
+	<-clientGone
 }
 
 func TestMetrics(t *testing.T) {
@@ -280,27 +281,27 @@ func TestMetrics(t *testing.T) {
 		before = append(before, count(name))
 	}
 	h, _ := load(t, `{"backend":{"backend":"test","fault":"http"}}`)
-	p := prune(t, h, "", some(), "metrics")
+	p := prune(t, h, "", markedText(), "metrics")
 	for i, want := range []float64{p.Stats["pruned_lines"].(float64), p.Stats["tokens_saved_est"].(float64), 1, 1} {
 		if got := count(names[i]) - before[i]; got != want {
-			t.Errorf("%s: %v more, want %v", names[i], got, want)
+			t.Errorf("%s increased by %v, want %v", names[i], got, want)
 		}
 	}
 }
 
-func TestBackendOfTheEnvironment(t *testing.T) { // P60, R16
+func TestBackendVariable(t *testing.T) { // P60, R16
 	tests := []struct {
 		name, said, configured, want string
 	}{
-		{"nothing", "", `{}`, "heuristic"},
-		{"nothing, and a configured one", "", `{"backend":{"backend":"test"}}`, "test"},
-		{"blanks, and a configured one", "  ", `{"backend":{"backend":"test"}}`, "test"},
+		{"no variable", "", `{}`, "heuristic"},
+		{"no variable, but a configured backend", "", `{"backend":{"backend":"test"}}`, "test"},
+		{"a blank variable and a configured backend", "  ", `{"backend":{"backend":"test"}}`, "test"},
 		{"deepinfra", "deepinfra", `{}`, "deepinfra"},
-		{"deepinfra, and another one is configured", "deepinfra", `{"backend":{"backend":"test"}}`, "deepinfra"},
-		{"its other name, with blanks and in capitals", " Cloud ", `{"backend":{"backend":"heuristic"}}`, "deepinfra"},
-		{"something else", "foo", `{"backend":{"backend":"deepinfra"}}`, "heuristic"},
+		{"deepinfra instead of the configured backend", "deepinfra", `{"backend":{"backend":"test"}}`, "deepinfra"},
+		{"the other name, with spaces and capitals", " Cloud ", `{"backend":{"backend":"heuristic"}}`, "deepinfra"},
+		{"an unknown name", "foo", `{"backend":{"backend":"deepinfra"}}`, "heuristic"},
 		{"heuristic", "heuristic", `{"backend":{"backend":"deepinfra"}}`, "heuristic"},
-		{"what is configured", "deepinfra", `{"backend":{"backend":"deepinfra"}}`, "deepinfra"},
+		{"the configured backend", "deepinfra", `{"backend":{"backend":"deepinfra"}}`, "deepinfra"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -312,7 +313,7 @@ func TestBackendOfTheEnvironment(t *testing.T) { // P60, R16
 				t.Fatal(err)
 			}
 			if health.Backend != tt.want {
-				t.Errorf("got %s", health.Backend)
+				t.Errorf("got %s, want %s", health.Backend, tt.want)
 			}
 		})
 	}

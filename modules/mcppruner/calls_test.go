@@ -15,9 +15,9 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 	tests := []struct {
 		name     string
 		old, new string
-		want     string // in the message, nothing if it is taken
+		want     string // part of the error; empty if the arguments are valid
 	}{
-		{"all of them", ``, ``, ""},
+		{"valid arguments", ``, ``, ""},
 		{"no text", `"text":"a\nb",`, ``, "missing argument: text"},
 		{"no goal", `"goal_hint":"a",`, ``, "missing argument: goal_hint"},
 		{"no type", `"source_type":"code",`, ``, "missing argument: source_type"},
@@ -45,7 +45,7 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 		{"a ratio that is true", `0.5`, `true`, "options.max_prune_ratio: must be a number"},
 		{"a ratio below 0", `0.5`, `-0.1`, "options.max_prune_ratio: must be from 0 to 1"},
 		{"a ratio above 1", `0.5`, `1.0001`, "options.max_prune_ratio: must be from 0 to 1"},
-		{"a ratio beyond numbers", `0.5`, `1e999`, "options.max_prune_ratio: must be from 0 to 1"},
+		{"a ratio too large for a float64", `0.5`, `1e999`, "options.max_prune_ratio: must be from 0 to 1"},
 		{"a ratio of 0", `0.5`, `0`, ""},
 		{"a ratio of 1", `0.5`, `1`, ""},
 		{"a ratio close to 0", `0.5`, `1e-999`, ""},
@@ -53,40 +53,41 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 			"options.min_keep_lines: must be a whole number"},
 		{"lines that are a string", `"min_keep_lines":1`, `"min_keep_lines":"1"`,
 			"options.min_keep_lines: must be a whole number"},
-		{"lines and a half", `"min_keep_lines":1`, `"min_keep_lines":1.5`, "options.min_keep_lines: must be a whole number"},
+		{"a fraction of a line", `"min_keep_lines":1`, `"min_keep_lines":1.5`,
+			"options.min_keep_lines: must be a whole number"},
 		{"lines below 0", `"min_keep_lines":1`, `"min_keep_lines":-1`, "options.min_keep_lines: must be at least 0"},
-		{"lines that are whole, with a point", `"min_keep_lines":1`, `"min_keep_lines":1.0`, ""},
-		{"lines that are whole, with an exponent", `"min_keep_lines":1`, `"min_keep_lines":1e0`, ""},
-		{"more lines than any text has", `"min_keep_lines":1`, `"min_keep_lines":1e30`, ""},
-		{"more lines than there are numbers", `"min_keep_lines":1`, `"min_keep_lines":1e999999999999`, ""},
+		{"a whole number with a decimal point", `"min_keep_lines":1`, `"min_keep_lines":1.0`, ""},
+		{"a whole number with an exponent", `"min_keep_lines":1`, `"min_keep_lines":1e0`, ""},
+		{"a number of lines too large for int", `"min_keep_lines":1`, `"min_keep_lines":1e30`, ""},
+		{"a number of lines too large for a float64", `"min_keep_lines":1`, `"min_keep_lines":1e999999999999`, ""},
 		{"no lines", `"min_keep_lines":1`, `"min_keep_lines":0`, ""},
 		{"a timeout below 0", `1500`, `-1`, "options.timeout_ms: must be at least 1"},
-		{"half a millisecond", `1500`, `0.5`, "options.timeout_ms"},
+		{"a fraction of a millisecond", `1500`, `0.5`, "options.timeout_ms"},
 		{"a timeout that is a string", `1500`, `"1500"`, "options.timeout_ms"},
 		{"a timeout with an exponent", `1500`, `6e4`, ""},
 		{"numbers that are a string", `"annotate_lines":true`, `"annotate_lines":"false"`, "options.annotate_lines"},
 		{"markers that are null", `"include_markers":false`, `"include_markers":null`, "options.include_markers"},
 		{"markers that are a number", `"include_markers":false`, `"include_markers":1`, "options.include_markers"},
 		{"a timeout of 0", `1500`, `0`, "options.timeout_ms: must be at least 1"},
-		{"a timeout that never comes", `1500`, `99999999999999999999`, ""},
+		{"a timeout too large for int", `1500`, `99999999999999999999`, ""},
 		{"numbers that are 1", `"annotate_lines":true`, `"annotate_lines":1`,
 			"options.annotate_lines: must be true or false"},
 		{"markers that are a string", `"include_markers":false`, `"include_markers":"false"`,
 			"options.include_markers: must be true or false"},
-		{"an argument more", `"text"`, `"texts":1,"text"`, "texts: unknown argument"},
-		{"an option more", `"timeout_ms"`, `"timeout":1,"timeout_ms"`, "options.timeout: unknown argument"},
-		{"a text twice", `"text"`, `"text":"x","text"`, "text: given twice"},
-		{"an option twice", `"timeout_ms"`, `"timeout_m\u0073":1,"timeout_ms"`, "options.timeout_ms: given twice"},
+		{"an unknown argument", `"text"`, `"texts":1,"text"`, "texts: unknown argument"},
+		{"an unknown option", `"timeout_ms"`, `"timeout":1,"timeout_ms"`, "options.timeout: unknown argument"},
+		{"a duplicate text", `"text"`, `"text":"x","text"`, "text: given twice"},
+		{"a duplicate option", `"timeout_ms"`, `"timeout_m\u0073":1,"timeout_ms"`, "options.timeout_ms: given twice"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if !strings.Contains(good, tt.old) {
-				t.Fatalf("%s is not there", tt.old)
+				t.Fatalf("%s is not in the valid arguments", tt.old)
 			}
-			a := called(t, h, "", "prune_text", strings.Replace(good, tt.old, tt.new, 1))
+			a := callTool(t, h, "", "prune_text", strings.Replace(good, tt.old, tt.new, 1))
 			if tt.want == "" {
-				var p originalsKind
-				told(t, a, &p)
+				var p pruneResult
+				decodeResult(t, a, &p)
 				return
 			}
 			if a.code() != -32602 || a.Status != 200 || string(a.ID) != "1" {
@@ -99,7 +100,7 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 	}
 }
 
-// One error reports all faults, each once.
+// An error lists all invalid arguments, each of them once.
 func TestAllFaultsAreReported(t *testing.T) {
 	h, _ := load(t, `{}`)
 	var many, names strings.Builder
@@ -112,24 +113,24 @@ func TestAllFaultsAreReported(t *testing.T) {
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"no arguments", "prune_text", `{}`, "missing argument: text; missing argument: goal_hint; missing argument: " +
 			"source_type; missing argument: options"},
-		{"some on both levels", "prune_text", `{"text":5,"source_type":"yaml","options":{"max_prune_ratio":2,` +
+		{"invalid arguments and options", "prune_text", `{"text":5,"source_type":"yaml","options":{"max_prune_ratio":2,` +
 			`"timeout_ms":0,"annotate_lines":1,"include_markers":true,"x":1},"y":1}`,
 			"text: must be a string; missing argument: goal_hint; source_type: must be code, logs or docs; " +
 				"options.max_prune_ratio: must be from 0 to 1; missing argument: options.min_keep_lines; " +
 				"options.timeout_ms: must be at least 1; options.annotate_lines: must be true or false; options.x: unknown " +
 				"argument; y: unknown argument"},
-		{"one of each thing", "prune_text", `{"text":5,"text":6,"goal_hint":"","source_type":5,"options":[]}`,
+		{"one error per argument", "prune_text", `{"text":5,"text":6,"goal_hint":"","source_type":5,"options":[]}`,
 			"text: given twice; source_type: must be a string; options: must be an object"},
 		{"ranges", "recover_text", `{"ranges":[5,{"start_line":1},{"start_line":1,"end_line":1,"z":1}],"x":1}`,
 			"missing argument: prune_id; missing argument: include_line_numbers; ranges[0]: must be an object; missing " +
 				"argument: ranges[1].end_line; ranges[2].z: unknown argument; x: unknown argument"},
-		{"very many", "recover_text", `{"a":1` + many.String() + `}`,
+		{"many invalid arguments", "recover_text", `{"a":1` + many.String() + `}`,
 			"missing argument: prune_id; missing argument: ranges; missing argument: include_line_numbers; a: unknown " +
 				"argument; " +
 				names.String() + "and 14 more"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if a := called(t, h, "", tt.tool, tt.arguments); a.code() != -32602 || a.Error.Message != tt.want {
+			if a := callTool(t, h, "", tt.tool, tt.arguments); a.code() != -32602 || a.Error.Message != tt.want {
 				t.Errorf("got %d %q\nwant %q", a.code(), a.Error.Message, tt.want)
 			}
 		})
@@ -140,7 +141,7 @@ func TestPruneText(t *testing.T) {
 	h, _ := load(t, `{}`)
 	text := lines(400)
 	p := prune(t, h, "", text, "something else")
-	t.Run("P18, P20: it says what it has done", func(t *testing.T) {
+	t.Run("P18, P20: statistics", func(t *testing.T) {
 		kept, gone := p.Stats["kept_lines"].(float64), p.Stats["pruned_lines"].(float64)
 		if p.Stats["original_lines"] != 400.0 || kept+gone != 400 || gone < 100 || gone > 200 || len(p.Annotations) == 0 {
 			t.Errorf("stats %v", p.Stats)
@@ -151,7 +152,7 @@ func TestPruneText(t *testing.T) {
 		for _, key := range []string{"pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est",
 			"cost_estimated_usd", "elapsed_ms"} {
 			if _, ok := p.Stats[key].(float64); !ok {
-				t.Errorf("%s is %v", key, p.Stats[key])
+				t.Errorf("%s: got %v, want a number", key, p.Stats[key])
 			}
 		}
 	})
@@ -166,14 +167,14 @@ func TestPruneText(t *testing.T) {
 			t.Error(other.PruneID)
 		}
 	})
-	t.Run("P40: nothing comes of nothing", func(t *testing.T) {
+	t.Run("P40: an empty text", func(t *testing.T) {
 		p := prune(t, h, "", "", "goal")
 		if p.PrunedText != "" || p.Stats["original_lines"] != 0.0 || p.Stats["used_fallback"] != false {
 			t.Errorf("got %+v", p)
 		}
 	})
-	t.Run("what is HTML is not escaped in the text", func(t *testing.T) {
-		a := called(t, h, "", "prune_text", arguments("<b> & </b>\n", "goal"))
+	t.Run("HTML is not escaped", func(t *testing.T) {
+		a := callTool(t, h, "", "prune_text", arguments("<b> & </b>\n", "goal"))
 		if strings.Contains(string(a.Result), `u003c`) {
 			t.Errorf("got %s", a.Result)
 		}
@@ -195,20 +196,20 @@ func TestRecoverText(t *testing.T) {
 		numbered bool
 		want     string
 	}{
-		{"P41: all of it, kept and removed lines alike", "recover_text", `[{"start_line":1,"end_line":1000}]`, false, text},
+		{"P41: all kept and removed lines", "recover_text", `[{"start_line":1,"end_line":1000}]`, false, text},
 		{"P42: with numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, true, "120│ ligne 120\n121│ ligne 121"},
 		{"P42: without numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, false, "ligne 120\nligne 121"},
 		{"P43: several ranges with numbers", "recover_text",
 			`[{"start_line":1000,"end_line":1000},{"start_line":1,"end_line":1}]`, true, "1000│ ligne 1000\n1│ ligne 1"},
-		{"P43: several ranges, as they are asked for", "recover_text",
+		{"P43: several ranges in the requested order", "recover_text",
 			`[{"start_line":5,"end_line":6},{"start_line":1,"end_line":2},{"start_line":5,"end_line":5}]`, false,
 			"ligne 5\nligne 6\nligne 1\nligne 2\nligne 5"},
 		{"P44: beyond the end", "recover_text", `[{"start_line":999,"end_line":99999}]`, false, "ligne 999\nligne 1000"},
 		{"P44: far beyond the end", "recover_text", `[{"start_line":1000,"end_line":1e30}]`, false, "ligne 1000"},
-		{"P48: by its other name", "recover_range", `[{"start_line":2,"end_line":2}]`, false, "ligne 2"},
-		{"whole numbers however they are written", "recover_text", `[ {"end_line": 2.0, "start_line": 2e0} ]`, false,
+		{"P48: the other name of the tool", "recover_range", `[{"start_line":2,"end_line":2}]`, false, "ligne 2"},
+		{"whole numbers with a decimal point or exponent", "recover_text", `[ {"end_line": 2.0, "start_line": 2e0} ]`, false,
 			"ligne 2"},
-		{"nothing", "recover_text", `[]`, true, ""},
+		{"no ranges", "recover_text", `[]`, true, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -220,7 +221,7 @@ func TestRecoverText(t *testing.T) {
 					Numbering string `json:"line_numbering"`
 				} `json:"metadata"`
 			}
-			told(t, called(t, h, "", tt.tool, fmt.Sprintf(`{"prune_id":%q,"ranges":%s,"include_line_numbers":%t}`, id,
+			decodeResult(t, callTool(t, h, "", tt.tool, fmt.Sprintf(`{"prune_id":%q,"ranges":%s,"include_line_numbers":%t}`, id,
 				tt.ranges, tt.numbered)), &got)
 			if got.RawText != tt.want {
 				t.Errorf("got %.200q", got.RawText)
@@ -240,34 +241,35 @@ func TestRecoverTextRefuses(t *testing.T) {
 	id := prune(t, h, "", "a\nb\nc", "goal").PruneID
 	tests := []struct {
 		name      string
-		arguments string // ID stands for the id
+		arguments string // ID is replaced by the id
 		code      int
 		message   string
 		data      string
 	}{
-		{"P45: an id that never was", `{"prune_id":"prn_nope","ranges":[{"start_line":1,"end_line":1}],` +
+		{"P45: an unknown id", `{"prune_id":"prn_nope","ranges":[{"start_line":1,"end_line":1}],` +
 			`"include_line_numbers":false}`, -32004, "prune_id_not_found",
 			`{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
-		{"P46: an id that never was and a bad range",
+		{"P46: an unknown id and an invalid range",
 			`{"prune_id":"prn_nope","ranges":[{"start_line":2,"end_line":1}],"include_line_numbers":false}`, -32004,
 			"prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
-		{"P46: backwards", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],` +
-			`"include_line_numbers":false}`, -32005, "invalid_range",
+		{"P46: an end before the start",
+			`{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],` +
+				`"include_line_numbers":false}`, -32005, "invalid_range",
 			`{"code":"invalid_range","prune_id":"ID","range":{"start_line":3,"end_line":2},"index":1,"lines":3}`},
 		{"P46: line 0", `{"prune_id":"ID","ranges":[{"start_line":0,"end_line":1}],"include_line_numbers":false}`, -32005,
 			"invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":0,"end_line":1},"index":0,` +
 				`"lines":3}`},
 		{"P46: an end below line 1", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":0}],` +
 			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: far behind the last line", `{"prune_id":"ID","ranges":[{"start_line":1e30,"end_line":1e30}],` +
+		{"P46: a start far after the last line", `{"prune_id":"ID","ranges":[{"start_line":1e30,"end_line":1e30}],` +
 			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: below line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`,
+		{"P46: a start before line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`,
 			-32005, "invalid_range", ""},
-		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`,
+		{"P46: a fraction of a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`,
 			-32005, "invalid_range", ""},
 		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],` +
 			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: behind the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],` +
+		{"P46: a start after the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],` +
 			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P52: no id", `{"ranges":[],"include_line_numbers":false}`, -32602, "missing argument: prune_id", ""},
 		{"P52: no ranges", `{"prune_id":"ID","include_line_numbers":false}`, -32602, "missing argument: ranges", ""},
@@ -288,20 +290,20 @@ func TestRecoverTextRefuses(t *testing.T) {
 			"missing argument: ranges[0].start_line", ""},
 		{"P52: numbers that are null", `{"prune_id":"ID","ranges":[],"include_line_numbers":null}`, -32602,
 			"include_line_numbers: must be true or false", ""},
-		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602,
+		{"P52: a range without an end", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602,
 			"missing argument: ranges[0].end_line", ""},
-		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],` +
+		{"P52: a range with an unknown member", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],` +
 			`"include_line_numbers":false}`, -32602, "ranges[0].step: unknown argument", ""},
-		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],` +
+		{"P52: a range with a duplicate member", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],` +
 			`"include_line_numbers":false}`, -32602, "ranges[0].end_line: given twice", ""},
-		{"P52: an argument more", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602,
+		{"P52: an unknown argument", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602,
 			"x: unknown argument", ""},
 		{"P52: numbers that are a string", `{"prune_id":"ID","ranges":[],"include_line_numbers":"no"}`, -32602,
 			"include_line_numbers: must be true or false", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a := called(t, h, "", "recover_text", strings.ReplaceAll(tt.arguments, "ID", id))
+			a := callTool(t, h, "", "recover_text", strings.ReplaceAll(tt.arguments, "ID", id))
 			if a.Status != 200 || a.code() != tt.code || string(a.ID) != "1" || a.Error.Message != tt.message {
 				t.Fatalf("got %d, %+v", a.Status, a.Error)
 			}
@@ -310,16 +312,16 @@ func TestRecoverTextRefuses(t *testing.T) {
 			}
 		})
 	}
-	t.Run("P45: ids that are almost right", func(t *testing.T) {
+	t.Run("P45: ids similar to a known one", func(t *testing.T) {
 		for _, other := range []string{"", id + "x", id[:len(id)-1], strings.ToUpper(id), "prn_" + strings.Repeat("é", 40)} {
-			a := called(t, h, "", "recover_text", `{"prune_id":"`+other+`","ranges":[],"include_line_numbers":false}`)
+			a := callTool(t, h, "", "recover_text", `{"prune_id":"`+other+`","ranges":[],"include_line_numbers":false}`)
 			if a.code() != -32004 {
 				t.Errorf("%q: got code %d, want -32004", other, a.code())
 			}
 		}
 	})
-	t.Run("an id without end is not repeated", func(t *testing.T) {
-		a := called(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+
+	t.Run("the error does not repeat a long id", func(t *testing.T) {
+		a := callTool(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+
 			`","ranges":[],"include_line_numbers":false}`)
 		if a.code() != -32004 || len(a.Error.Data) > 500 {
 			t.Errorf("got %+v", a.Error)
@@ -327,15 +329,15 @@ func TestRecoverTextRefuses(t *testing.T) {
 	})
 }
 
-// A request of some kilobytes cannot ask for gigabytes, but any text can be had back
-// as a whole.
+// Overlapping ranges cannot make a small request return gigabytes, but a whole text can always be
+// recovered.
 func TestRecoveredTextIsBounded(t *testing.T) {
 	h, _ := load(t, `{}`)
 	text := strings.Repeat(strings.Repeat("x", 99)+"\n", 10_000) // 1 MB
 	id := prune(t, h, "", text, "goal").PruneID
 	whole := `{"start_line":1,"end_line":10000}`
 	ask := func(times int) answer {
-		return called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[%s],"include_line_numbers":true}`, id,
+		return callTool(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[%s],"include_line_numbers":true}`, id,
 			strings.TrimSuffix(strings.Repeat(whole+",", times), ",")))
 	}
 	if a := ask(2); a.code() != 0 {
@@ -345,28 +347,28 @@ func TestRecoveredTextIsBounded(t *testing.T) {
 		t.Errorf("100 times: %+v", a.Error)
 	}
 	large := strings.Repeat("\n", 900_000)
-	var p originalsKind // or not, which does not matter here
-	told(t, called(t, h, "", "prune_text", strings.Replace(arguments(large, "goal"), "60000", "1", 1)), &p)
+	var p pruneResult // it may be pruned or not: the timeout is 1 ms
+	decodeResult(t, callTool(t, h, "", "prune_text", strings.Replace(arguments(large, "goal"), "60000", "1", 1)), &p)
 	var got struct {
 		RawText string `json:"raw_text"`
 	}
-	told(t, called(t, h, "", "recover_text",
+	decodeResult(t, callTool(t, h, "", "recover_text",
 		fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":900000}],"include_line_numbers":true}`, p.PruneID)),
 		&got)
 	if n := strings.Count(got.RawText, "│ "); n != 900_000 {
-		t.Errorf("%d lines of 900000", n)
+		t.Errorf("recovered %d lines of 900000", n)
 	}
 }
 
-func TestOriginalsAreTheClients(t *testing.T) {
+func TestOriginalsAreBoundToClients(t *testing.T) {
 	h, _ := load(t, `{}`)
 	id := prune(t, h, "alice", "a\nb", "goal").PruneID
 	recovery := fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":2}],"include_line_numbers":false}`, id)
-	if a := called(t, h, "alice", "recover_text", recovery); a.code() != 0 {
+	if a := callTool(t, h, "alice", "recover_text", recovery); a.code() != 0 {
 		t.Errorf("alice: %+v", a.Error)
 	}
 	for _, client := range []string{"bob", ""} {
-		if a := called(t, h, client, "recover_text", recovery); a.code() != -32004 {
+		if a := callTool(t, h, client, "recover_text", recovery); a.code() != -32004 {
 			t.Errorf("%q: code %d", client, a.code())
 		}
 	}
@@ -379,19 +381,19 @@ func TestOriginalsOutliveReloads(t *testing.T) {
 	after, _ := load(t, config)
 	unload()
 	recovery := fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":2}],"include_line_numbers":false}`, id)
-	if a := called(t, after, "", "recover_text", recovery); a.code() != 0 {
+	if a := callTool(t, after, "", "recover_text", recovery); a.code() != 0 {
 		t.Errorf("got %+v", a.Error)
 	}
 }
 
-func TestTheOldestOriginalsGo(t *testing.T) { // P51
+func TestOldestOriginalsAreEvicted(t *testing.T) { // P51
 	h, _ := load(t, `{"store_limit":{"entries":2}}`)
 	var ids []string
-	for _, text := range []string{"one", "two", "one", "three"} { // one is renewed, P19
+	for _, text := range []string{"one", "two", "one", "three"} { // the second call renews "one", P19
 		ids = append(ids, prune(t, h, "", text, "goal").PruneID)
 	}
 	for i, want := range []int{0, -32004, 0, 0} {
-		a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
+		a := callTool(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
 			`"include_line_numbers":false}`, ids[i]))
 		if a.code() != want {
 			t.Errorf("text %d: code %d, want %d", i, a.code(), want)
@@ -407,12 +409,12 @@ func TestFailsOpen(t *testing.T) {
 		warnings    string
 		recoverable bool
 	}{
-		{"P54: as long as it may be", `{"max_input_chars":100}`, strings.Repeat("é", 100), "[]", true},
-		{"P54: a character too long", `{"max_input_chars":100}`, strings.Repeat("é", 101), "[input_too_large]", true},
+		{"P54: as long as allowed", `{"max_input_chars":100}`, strings.Repeat("é", 100), "[]", true},
+		{"P54: one character too long", `{"max_input_chars":100}`, strings.Repeat("é", 101), "[input_too_large]", true},
 		{"P54: much too long", `{"max_input_chars":100}`, lines(2000), "[input_too_large]", true},
-		{"P54: too long, and too large to be kept", `{"max_input_chars":100,"store_limit":{"bytes":1000}}`, lines(400),
+		{"P54: too long, and too large to keep", `{"max_input_chars":100,"store_limit":{"bytes":1000}}`, lines(400),
 			"[input_too_large recovery_unavailable]", false},
-		{"P57: too large to be kept, so nothing may be removed", `{"store_limit":{"bytes":1000}}`, lines(400),
+		{"P57: too large to keep, so nothing is removed", `{"store_limit":{"bytes":1000}}`, lines(400),
 			"[recovery_unavailable]", false},
 		{"P57: a backend that panics", `{"backend":{"backend":"test_panic"}}`, lines(400), "[internal_error]", true},
 	}
@@ -429,7 +431,7 @@ func TestFailsOpen(t *testing.T) {
 			if p.Stats["used_fallback"] != (tt.warnings != "[]") {
 				t.Errorf("P75: stats %v", p.Stats)
 			}
-			a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
+			a := callTool(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
 				`"include_line_numbers":false}`, p.PruneID))
 			if recoverable := a.code() == 0; recoverable != tt.recoverable { // P50
 				t.Errorf("P50: recovery: %+v", a.Error)
@@ -448,9 +450,9 @@ func TestRequestsAreBounded(t *testing.T) { // P54
 		}
 	}
 	escaped := strings.Repeat(`\ud83d\ude00`, 10)
-	a := called(t, h, "", "prune_text", strings.Replace(arguments("TEXT", "goal"), "TEXT", escaped, 1))
-	var p originalsKind
-	if told(t, a, &p); p.PrunedText != strings.Repeat("😀", 10) || len(p.Warnings) != 0 {
+	a := callTool(t, h, "", "prune_text", strings.Replace(arguments("TEXT", "goal"), "TEXT", escaped, 1))
+	var p pruneResult
+	if decodeResult(t, a, &p); p.PrunedText != strings.Repeat("😀", 10) || len(p.Warnings) != 0 {
 		t.Errorf("got %+v", p)
 	}
 }

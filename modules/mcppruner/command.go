@@ -38,8 +38,8 @@ Without --type, the file name decides: logs for .log, .out and .err, docs for .m
 			flags := flag.NewFlagSet("prune", flag.ExitOnError)
 			flags.String("goal", "", "What you look for in the text")
 			flags.String("type", "", "Type of the text: code, logs or docs")
-			flags.Float64("ratio", 0.7, "Largest share of lines to remove, 0 to 1")
-			flags.Int("min-keep", 1, "Smallest number of lines to keep")
+			flags.Float64("ratio", 0.7, "Maximum share of lines to remove, 0 to 1")
+			flags.Int("min-keep", 1, "Minimum number of lines to keep")
 			flags.Bool("numbers", false, "Prefix lines with their numbers")
 			flags.Bool("no-markers", false, "Print no markers for removed lines")
 			return flags
@@ -66,7 +66,7 @@ Without --type, the file name decides: logs for .log, .out and .err, docs for .m
 // A command is a parsed command line.
 type command struct {
 	goal    string
-	source  string // empty: decided by the file name
+	source  string // --type; if empty, the file name decides
 	options prune.Options
 	files   []string // at most one
 }
@@ -92,7 +92,7 @@ func (c *command) run(in io.Reader, out, summary io.Writer) error {
 	}
 	r.Text = string(text)
 	result := prune.Prune(context.Background(), r)
-	// The text is not kept, so its id is useless. No line can contain it by chance.
+	// Remove the id: it is useless, because the text is not kept. No line contains it by chance.
 	result.PrunedText = strings.ReplaceAll(result.PrunedText, " prune_id="+result.PruneID, "")
 	result.Stats.TokensAfter = tokens.Count(result.PrunedText)
 	if _, err := io.WriteString(out, result.PrunedText); err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// run runs a command with this on its standard input.
-func run(c command, input string) (out, told string, err error) {
+// run runs a command with input as its standard input.
+func run(c command, input string) (out, summary string, err error) {
 	var o, e strings.Builder
 	c.options.Timeout = time.Minute
 	err = c.run(strings.NewReader(input), &o, &e)
@@ -35,11 +35,11 @@ func TestPruneCommand(t *testing.T) {
 		name          string
 		source, file  string
 		plain, number bool
-		want          string // what it takes the text for
+		want          string // the detected type
 	}{
 		{"standard input", "", "", false, false, "code"},
-		{"standard input, by its name", "", "-", false, false, "code"},
-		{"standard input of a type", "logs", "", false, false, "logs"},
+		{"standard input as -", "", "-", false, false, "code"},
+		{"standard input with a type", "logs", "", false, false, "logs"},
 		{"code", "", "a.go", false, false, "code"},
 		{"a log", "", "a.LOG", false, false, "logs"},
 		{"a document", "", "a.md", false, false, "docs"},
@@ -61,13 +61,13 @@ func TestPruneCommand(t *testing.T) {
 			default:
 				c.files = []string{filepath.Join(dir, tt.file)}
 			}
-			out, told, err := run(c, input)
+			out, summary, err := run(c, input)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !regexp.MustCompile(`^` + tt.want +
-				`: \d+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(told) {
-				t.Errorf("told %q", told)
+				`: \d+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(summary) {
+				t.Errorf("got summary %q", summary)
 			}
 			if len(out) >= len(text) || strings.Contains(out, "⟦PRUNÉ: ") == tt.plain ||
 				regexp.MustCompile(`(?m)^\d+│ some`).MatchString(out) != tt.number {
@@ -79,7 +79,7 @@ func TestPruneCommand(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nothing may be left out", func(t *testing.T) {
+	t.Run("a ratio of 0", func(t *testing.T) {
 		if out, _, err := run(command{goal: "g"}, text); err != nil || out != text {
 			t.Errorf("got %.100q, %v", out, err)
 		}
@@ -94,9 +94,9 @@ func TestPruneCommandRefuses(t *testing.T) {
 	}{
 		{"no goal", command{}, "--goal"},
 		{"a blank goal", command{goal: " "}, "--goal"},
-		{"another type", command{goal: "g", source: "yaml"}, `--type: "yaml"`},
+		{"an unknown type", command{goal: "g", source: "yaml"}, `--type: "yaml"`},
 		{"two files", command{goal: "g", files: []string{"a", "b"}}, "one file"},
-		{"a file that is not there", command{goal: "g", files: []string{"nowhere"}}, "nowhere"},
+		{"a missing file", command{goal: "g", files: []string{"nowhere"}}, "nowhere"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

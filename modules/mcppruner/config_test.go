@@ -21,7 +21,7 @@ import (
 func TestUnmarshalCaddyfile(t *testing.T) {
 	tests := []struct {
 		name, input string
-		want        string // the configuration, or the error
+		want        string // the configuration, or a part of the error
 	}{
 		{"the directive alone", "mcp_pruner", `{}`},
 		{"everything", `mcp_pruner {
@@ -39,25 +39,25 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 			`"cache_ttl":10000000000,"cache_max_entries":5,"origins":["https://a.test","https://b.test","https://c.test"],` +
 			`"hosts":["a.test"]}`},
 		{"an argument", "mcp_pruner x", "takes no arguments"},
-		{"another word", "mcp_pruner {\n\tlines 10\n}", "unknown subdirective lines"},
-		{"a word twice", "mcp_pruner {\n\tcache_ttl 1s\n\tcache_ttl 2s\n}", "cache_ttl is given twice"},
+		{"an unknown subdirective", "mcp_pruner {\n\tlines 10\n}", "unknown subdirective lines"},
+		{"a duplicate subdirective", "mcp_pruner {\n\tcache_ttl 1s\n\tcache_ttl 2s\n}", "cache_ttl is given twice"},
 		{"no characters", "mcp_pruner {\n\tmax_input_chars 0\n}", "max_input_chars: 0 is not positive"},
-		{"less than no characters", "mcp_pruner {\n\tmax_input_chars -1\n}", "max_input_chars: -1 is not positive"},
+		{"a negative number of characters", "mcp_pruner {\n\tmax_input_chars -1\n}", "max_input_chars: -1 is not positive"},
 		{"characters that are not a number", "mcp_pruner {\n\tmax_input_chars many\n}",
 			`max_input_chars: "many" is not a whole number`},
-		{"no time", "mcp_pruner {\n\tprune_id_ttl 0\n}", "prune_id_ttl: 0 is not positive"},
-		{"no time for the cache", "mcp_pruner {\n\tcache_ttl -1s\n}", "cache_ttl: -1s is not positive"},
-		{"no entries of the cache", "mcp_pruner {\n\tcache_max_entries 0\n}", "cache_max_entries: 0 is not positive"},
-		{"half a limit", "mcp_pruner {\n\tstore_limit 10\n}", `expected "store_limit <entries> <size>"`},
+		{"a ttl of zero", "mcp_pruner {\n\tprune_id_ttl 0\n}", "prune_id_ttl: 0 is not positive"},
+		{"a negative cache ttl", "mcp_pruner {\n\tcache_ttl -1s\n}", "cache_ttl: -1s is not positive"},
+		{"no cache entries", "mcp_pruner {\n\tcache_max_entries 0\n}", "cache_max_entries: 0 is not positive"},
+		{"a limit without a size", "mcp_pruner {\n\tstore_limit 10\n}", `expected "store_limit <entries> <size>"`},
 		{"no entries", "mcp_pruner {\n\tstore_limit 0 1MiB\n}", `store_limit: "0" is not a positive whole number`},
 		{"no size", "mcp_pruner {\n\tstore_limit 10 0\n}", `store_limit: "0" is not a size`},
 		{"an invalid size", "mcp_pruner {\n\tstore_limit 10 big\n}", `store_limit: "big" is not a size`},
 		{"a backend without a name", "mcp_pruner {\n\tbackend\n}", `expected "backend <backend>"`},
 		{"an unknown backend", "mcp_pruner {\n\tbackend nothing\n}",
 			`unknown backend "nothing"; expected deepinfra, heuristic, rerank`},
-		{"an argument of a backend that has none", "mcp_pruner {\n\tbackend heuristic fast\n}",
+		{"an argument of a backend without arguments", "mcp_pruner {\n\tbackend heuristic fast\n}",
 			"backend heuristic takes no arguments"},
-		{"a block of a backend that has none", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}",
+		{"a block of a backend without settings", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}",
 			"backend heuristic takes no block"},
 		{"no origins", "mcp_pruner {\n\torigins\n}", `expected "origins <origins...>"`},
 	}
@@ -89,15 +89,15 @@ func TestDirectiveRunsBeforeRespond(t *testing.T) {
 	}
 }
 
-func TestRefusesConfigurations(t *testing.T) {
+func TestInvalidConfigurations(t *testing.T) {
 	tests := []struct{ name, config, want string }{
-		{"nothing is wrong", `{}`, ""},
+		{"a valid configuration", `{}`, ""},
 		{"negative characters", `{"max_input_chars":-1}`, "max_input_chars: -1 is negative"},
-		{"a negative time", `{"prune_id_ttl":-1}`, "prune_id_ttl: -1ns is negative"},
+		{"a negative ttl", `{"prune_id_ttl":-1}`, "prune_id_ttl: -1ns is negative"},
 		{"negative entries", `{"store_limit":{"entries":-1}}`, "store_limit: -1 entries"},
 		{"negative bytes", `{"store_limit":{"bytes":-1}}`, "store_limit: -1 bytes"},
-		{"a negative time for the cache", `{"cache_ttl":-1}`, "cache_ttl: -1ns is negative"},
-		{"negative entries of the cache", `{"cache_max_entries":-1}`, "cache_max_entries: -1 is negative"},
+		{"a negative cache ttl", `{"cache_ttl":-1}`, "cache_ttl: -1ns is negative"},
+		{"negative cache entries", `{"cache_max_entries":-1}`, "cache_max_entries: -1 is negative"},
 		{"an unknown backend", `{"backend":{"backend":"nothing"}}`, "backend: "},
 		{"a backend without a name", `{"backend":{}}`, "backend: "},
 		{"P61: a key", `{"api_key":"sk_secret"}`, `unknown field "api_key"`},
@@ -122,9 +122,9 @@ func TestOriginsAndHosts(t *testing.T) {
 		{"a local request", `{}`, "", "127.0.0.1:8006", false},
 		{"a local page", `{}`, "http://localhost:3000", "localhost", false},
 		{"a page of another site", `{}`, "https://evil.test", "127.0.0.1", true},
-		{"a page that is allowed", `{"origins":["https://app.test"]}`, "https://app.test", "127.0.0.1", false},
-		{"a name that resolves to here", `{}`, "", "evil.test", true},
-		{"a name that is allowed", `{"hosts":["mcp.test"]}`, "", "mcp.test", false},
+		{"an allowed page", `{"origins":["https://app.test"]}`, "https://app.test", "127.0.0.1", false},
+		{"a foreign host", `{}`, "", "evil.test", true},
+		{"an allowed host", `{"hosts":["mcp.test"]}`, "", "mcp.test", false},
 	}
 	for _, tt := range tests {
 		for _, path := range []string{"/rpc", "/mcp"} {
@@ -135,12 +135,12 @@ func TestOriginsAndHosts(t *testing.T) {
 					t.Errorf("got %d %s", w.Code, w.Body)
 				}
 				if tt.refused && !strings.Contains(w.Body.String(), "of mcp_pruner") {
-					t.Errorf("it does not say where to allow it: %s", w.Body)
+					t.Errorf("the error does not name the directive: %s", w.Body)
 				}
 			})
 		}
 	}
-	t.Run("health is for everybody", func(t *testing.T) {
+	t.Run("health from any page", func(t *testing.T) {
 		h, _ := load(t, `{}`)
 		r := fromPage("/health", "", "https://evil.test", "evil.test")
 		r.Method = http.MethodGet
@@ -148,7 +148,7 @@ func TestOriginsAndHosts(t *testing.T) {
 			t.Errorf("got %d", w.Code)
 		}
 	})
-	t.Run("a gateway has judged already", func(t *testing.T) {
+	t.Run("a request that a gateway has checked", func(t *testing.T) {
 		h, _ := load(t, `{}`)
 		w, repl := httptest.NewRecorder(), caddy.NewReplacer()
 		repl.Set("http.mcp.server", "pruner")
@@ -159,7 +159,7 @@ func TestOriginsAndHosts(t *testing.T) {
 			t.Errorf("got %d %v", w.Code, err)
 		}
 	})
-	t.Run("a mask has not", func(t *testing.T) {
+	t.Run("a request that only a mask has seen", func(t *testing.T) {
 		h, _ := load(t, `{}`)
 		ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 		defer cancel()
@@ -178,7 +178,7 @@ func TestOriginsAndHosts(t *testing.T) {
 	})
 }
 
-// fromPage is a request that came in at a loopback address.
+// fromPage returns a request of a page to a loopback address.
 func fromPage(path, message, origin, host string) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(message))
 	r.Host = host

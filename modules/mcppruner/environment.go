@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// intSetting returns an integer setting: the first environment variable that holds a intSetting, else the
-// configured value, else the default, clamped to 1..most.
+// intSetting returns the value of an integer setting, clamped to 1..most: that of the first of
+// variables that is a whole number, else the configured value, else the fallback.
 func (h *Handler) intSetting(field string, configured, fallback, most int, variables ...string) int {
 	n, from := fallback, field
 	if configured != 0 {
@@ -33,7 +33,7 @@ func (h *Handler) intSetting(field string, configured, fallback, most int, varia
 	return clamped
 }
 
-// secondsSetting is number for a duration. The variable holds secondsSetting.
+// secondsSetting is intSetting for a duration. The variable, the fallback and most are in seconds.
 func (h *Handler) secondsSetting(field string, configured caddy.Duration, fallback, most int,
 	variable string) caddy.Duration {
 	const second = caddy.Duration(time.Second)
@@ -75,7 +75,7 @@ func (h *Handler) loadBackend(ctx caddy.Context) error {
 	}
 	backend, ok := module.(Backend)
 	if !ok {
-		return fmt.Errorf("backend: %T is not a pruner backend", module)
+		return fmt.Errorf("backend: %T is not a backend of mcp_pruner", module)
 	}
 	h.backend = backend
 	if inEnv && configured != "" && wanted != configured {
@@ -85,7 +85,7 @@ func (h *Handler) loadBackend(ctx caddy.Context) error {
 	return nil
 }
 
-// backendName returns the name of the configured backend, or nothing.
+// backendName returns the name of the configured backend, or "".
 func (h *Handler) backendName() (string, error) {
 	if string(h.BackendRaw) == "null" {
 		h.BackendRaw = nil
@@ -102,7 +102,8 @@ func (h *Handler) backendName() (string, error) {
 	return inline.Backend, nil
 }
 
-// backendFromEnv returns the backend that KIMI_PRUNING_BACKEND selects, and whether it is set.
+// backendFromEnv returns the backend that KIMI_PRUNING_BACKEND selects. inEnv reports whether that
+// variable is set.
 func backendFromEnv() (name string, inEnv bool) {
 	switch value := strings.ToLower(setting.EnvText("KIMI_PRUNING_BACKEND")); value {
 	case "deepinfra", "cloud":

@@ -41,17 +41,17 @@ func init() {
 //
 // Path | What it serves
 // -----|---------------------
-// `…/rpc` | One JSON-RPC request by POST, one JSON response, no handshake. Errors have HTTP status 200 (below)
+// `…/rpc` | One JSON-RPC request by POST, one JSON response, no handshake. Errors have HTTP status 200
 // `…/mcp` | Streamable HTTP without sessions, for clients of every protocol revision
 // `…/health` | The result of the tool health, by GET
 //
 // At `…/rpc` only three errors have another status: 400 for a body that is not JSON, 413 for one
 // that is much too large, and 403 for a request that a web page may not send.
 //
-// If pruning is impossible, the text comes back unchanged and the warnings of the result say
-// why: `input_too_large`, `timeout`, `constraints_unmet`, `recovery_unavailable` (the original
-// cannot be kept, so nothing is removed) or `internal_error`. If the backend fails, the built-in
-// heuristic prunes the text, and the warnings are `<backend>_error` and one of
+// If pruning is impossible, the tool returns the text unchanged, with the reason in the warnings of
+// the result: `input_too_large`, `timeout`, `constraints_unmet`, `recovery_unavailable` (the
+// original cannot be kept, so nothing is removed) or `internal_error`. If the backend fails, the
+// built-in heuristic prunes the text, and the warnings are `<backend>_error` and one of
 // `<backend>_http_error`, `<backend>_parse_error` and `<backend>_config_error`.
 //
 // Errors carry a symbol in error.data.code:
@@ -59,7 +59,7 @@ func init() {
 // Symbol | Code | Meaning
 // -------|------|------------------
 // `prune_id_not_found` | -32004 | No such original: unknown, expired, or of another client
-// `store_unavailable` | -32002 | The original is not here, and the shared store is unreachable
+// `store_unavailable` | -32002 | This replica does not have the original, and the shared store is unreachable
 // `invalid_range` | -32005 | The original has no such lines
 // `invalid_params` | -32602 | Unknown tool or invalid argument; the message names it
 // `method_not_found` | -32601 | Unknown method
@@ -89,24 +89,25 @@ type Handler struct {
 	// unchanged. At most 100000000. Default: 2000000
 	MaxInputChars int `json:"max_input_chars,omitempty"`
 
-	// How long an original stays recoverable after it was last pruned, between 1s and 7d. Default: 10m
+	// How long an original can be recovered after it was last pruned. From 1s to 7d. Default: 10m
 	PruneIDTTL caddy.Duration `json:"prune_id_ttl,omitempty"`
 
-	// How many originals are kept. All handlers with the same limits share one store, which survives
-	// configuration reloads. A full store drops its oldest originals.
+	// Limits of the store of originals. All handlers with the same limits share one store, which
+	// survives configuration reloads. A full store drops its oldest originals. Default: 1000 originals
+	// and 64 MiB
 	StoreLimit StoreLimit `json:"store_limit,omitzero"`
 
 	// The module that scores how relevant each line is to the goal. Default: heuristic
 	BackendRaw json.RawMessage `json:"backend,omitempty" caddy:"namespace=http.handlers.mcp_pruner.backends inline_key=backend"`
 
-	// How long the scores of a reranker are reused for the same request of the same client, between 1s
-	// and 1h. Default: 30s
+	// How long the scores of a reranker are reused for the same request of the same client. From 1s to
+	// 1h. Default: 30s
 	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
-	// How many requests' scores are cached. At most 100000. Default: 256
+	// For how many requests scores are cached. At most 100000. Default: 256
 	CacheMaxEntries int `json:"cache_max_entries,omitempty"`
 
-	// Origins of web pages that may use the pruner, besides local ones: such as
+	// Origins of web pages that may use the pruner, besides local ones, such as
 	// https://app.example.com, or * for all. Ignored inside mcp_gateway, which checks origins itself.
 	// Default: none
 	Origins []string `json:"origins,omitempty"`
@@ -127,10 +128,10 @@ type Handler struct {
 
 // StoreLimit bounds the store of originals.
 type StoreLimit struct {
-	// How many originals. Default: 1000
+	// Maximum number of originals. Default: 1000
 	Entries int `json:"entries,omitempty"`
 
-	// Their total size. A larger text is not pruned. Default: 64 MiB
+	// Maximum total size of the originals in bytes. A larger text is not pruned. Default: 64 MiB
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
@@ -185,9 +186,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return err
 }
 
-// requestLimit returns how many bytes a request may have. A character takes at most 12, as an escaped
-// surrogate pair; the rest is headroom, because a text slightly over the limit is returned unchanged
-// instead of rejected.
+// requestLimit returns how many bytes a request may have. A character takes at most 12, as an
+// escaped surrogate pair. The rest is headroom for texts slightly over maxInputChars, which are
+// returned unchanged instead of rejected.
 func requestLimit(maxInputChars int) int64 { return 12*int64(maxInputChars) + 8<<20 }
 
 func (h *Handler) originPolicy() clientrequest.Policy {

@@ -29,12 +29,12 @@ var modernMembers = slices.Concat([]byte(`"resultType":"complete","_meta":{"`+mc
 	jsonrpc.Encode(serverInfo{serverName, serverVersion}), []byte("}"))
 
 const instructions = "Call prune_text before long code, logs or docs go into the conversation: " +
-	"it leaves out the lines that bear least on the goal you name. " +
-	"Where lines are missing stands a marker such as ⟦PRUNÉ: prune_id=prn_… lignes 120-154 (35) raison=…⟧; " +
+	"it leaves out the lines that are least relevant to the goal you name. " +
+	"A marker such as ⟦PRUNÉ: prune_id=prn_… lignes 120-154 (35) raison=…⟧ replaces the lines that are left out; " +
 	"call recover_text with that prune_id and those lines to read them."
 
-// initialize returns the result of initialize, for clients of the legacy era. There are no sessions:
-// any request may be the first.
+// initialize returns the result of initialize, for clients of the legacy era. There are no
+// sessions: any request may be the first.
 func (x *request) initialize() []byte {
 	return jsonrpc.Encode(struct {
 		ProtocolVersion string       `json:"protocolVersion"`

@@ -20,14 +20,14 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
 }
 
-// load loads a handler from its JSON configuration. It is released when the test
-// ends, or before by what is returned.
+// load loads a handler from its JSON configuration. The returned function unloads it; otherwise it
+// is unloaded when the test ends.
 func load(t testing.TB, config string) (*mcppruner.Handler, context.CancelFunc) {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -43,7 +43,7 @@ func load(t testing.TB, config string) (*mcppruner.Handler, context.CancelFunc) 
 	return module.(*mcppruner.Handler), cancel
 }
 
-// refusal returns why a configuration is refused.
+// refusal returns the error of a configuration, or "".
 func refusal(t *testing.T, config string) string {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -58,10 +58,10 @@ func refusal(t *testing.T, config string) string {
 	return ""
 }
 
-// passedOn is the body of what the next handler answers.
-const passedOn = "next"
+// nextBody is the body of the next handler's response.
+const nextBody = "next"
 
-// serve has a handler answer a request that a client of this name has sent.
+// serve returns a handler's response to a request of a client.
 func serve(t testing.TB, h *mcppruner.Handler, client string, r *http.Request) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -71,7 +71,7 @@ func serve(t testing.TB, h *mcppruner.Handler, client string, r *http.Request) *
 	}
 	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-		_, err := w.Write([]byte(passedOn))
+		_, err := w.Write([]byte(nextBody))
 		return err
 	})
 	if err := h.ServeHTTP(w, r, next); err != nil {
@@ -80,7 +80,7 @@ func serve(t testing.TB, h *mcppruner.Handler, client string, r *http.Request) *
 	return w
 }
 
-// An answer is a JSON-RPC answer.
+// An answer is a JSON-RPC response.
 type answer struct {
 	Status int
 	ID     json.RawMessage
@@ -99,7 +99,7 @@ func (a *answer) code() int {
 	return a.Error.Code
 }
 
-// post has a handler answer a message.
+// post returns a handler's response to a message of an anonymous client.
 func post(t testing.TB, h *mcppruner.Handler, path, message string, header ...string) answer {
 	t.Helper()
 	return postAs(t, h, "", path, message, header...)
@@ -123,21 +123,20 @@ func postAs(t testing.TB, h *mcppruner.Handler, client, path, message string, he
 		t.Fatalf("%v: %.300s", err, w.Body)
 	}
 	if (a.Error == nil) == (a.Result == nil) {
-		t.Fatalf("neither a result nor an error, or both: %.300s", w.Body)
+		t.Fatalf("want either a result or an error: %.300s", w.Body)
 	}
 	return a
 }
 
-// called is the answer to the call of a tool.
-func called(t testing.TB, h *mcppruner.Handler, client, tool, arguments string) answer {
+// callTool calls a tool and returns the response.
+func callTool(t testing.TB, h *mcppruner.Handler, client, tool, arguments string) answer {
 	t.Helper()
 	return postAs(t, h, client, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+tool+
 		`","arguments":`+arguments+`}}`)
 }
 
-// told reads the object that a tool has answered, which is there as a text and as it
-// is (P12, P79).
-func told(t testing.TB, a answer, into any) {
+// decodeResult decodes a tool result. Its text must be equal to its structured content (P12, P79).
+func decodeResult(t testing.TB, a answer, into any) {
 	t.Helper()
 	var result struct {
 		Content           []struct{ Type, Text string }
@@ -159,8 +158,8 @@ func told(t testing.TB, a answer, into any) {
 	}
 }
 
-// A originalsKind is what prune_text answers.
-type originalsKind struct {
+// A pruneResult is a result of prune_text.
+type pruneResult struct {
 	PruneID     string           `json:"prune_id"`
 	PrunedText  string           `json:"pruned_text"`
 	Annotations []map[string]any `json:"annotations"`
@@ -168,12 +167,12 @@ type originalsKind struct {
 	Warnings    []string         `json:"warnings"`
 }
 
-// prune prunes a text as docs, half of it at most.
-func prune(t testing.TB, h *mcppruner.Handler, client, text, goal string) (p originalsKind) {
+// prune prunes a text as docs, at most half of it.
+func prune(t testing.TB, h *mcppruner.Handler, client, text, goal string) (p pruneResult) {
 	t.Helper()
-	told(t, called(t, h, client, "prune_text", arguments(text, goal)), &p)
+	decodeResult(t, callTool(t, h, client, "prune_text", arguments(text, goal)), &p)
 	if p.Annotations == nil || p.Warnings == nil {
-		t.Fatalf("P18: annotations or warnings are missing: %+v", p)
+		t.Fatalf("P18: annotations or warnings missing: %+v", p)
 	}
 	return p
 }
@@ -189,7 +188,7 @@ func quoted(s string) string {
 	return string(literal)
 }
 
-// lines is a text of n lines of which none is worth more than another.
+// lines returns a text of n lines that are all equally relevant.
 func lines(n int) string {
 	var b strings.Builder
 	for i := range n {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestRoutesByTheEndOfThePath(t *testing.T) { // P1
+func TestRoutesByPathSuffix(t *testing.T) { // P1
 	h, _ := load(t, `{}`)
 	tests := []struct {
 		name         string
@@ -26,7 +26,7 @@ func TestRoutesByTheEndOfThePath(t *testing.T) { // P1
 		{"a message over Streamable HTTP", "POST", "/mcp", 200, "", false},
 		{"a stream", "GET", "/mcp", 405, "POST", false},
 		{"the end of a session", "DELETE", "/pruner/mcp", 405, "POST", false},
-		{"a look at the endpoint", "GET", "/rpc", 405, "POST", false},
+		{"a GET of the endpoint", "GET", "/rpc", 405, "POST", false},
 		{"health", "GET", "/health", 200, "", false},
 		{"health below a mount", "GET", "/pruner/health", 200, "", false},
 		{"the headers of health", "HEAD", "/health", 200, "", false},
@@ -34,8 +34,8 @@ func TestRoutesByTheEndOfThePath(t *testing.T) { // P1
 		{"another path", "POST", "/rpcs", 200, "", true},
 		{"a path below", "POST", "/rpc/x", 200, "", true},
 		{"a path that ends with a slash", "POST", "/rpc/", 200, "", true},
-		{"a segment that ends alike", "GET", "/unhealth", 200, "", true},
-		{"nothing", "GET", "/", 200, "", true},
+		{"a segment with the same end", "GET", "/unhealth", 200, "", true},
+		{"the root", "GET", "/", 200, "", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestRoutesByTheEndOfThePath(t *testing.T) { // P1
 			if w.Code != tt.status || w.Header().Get("Allow") != tt.allow {
 				t.Errorf("got %d, Allow %q", w.Code, w.Header().Get("Allow"))
 			}
-			if next := w.Body.String() == passedOn; next != tt.next {
+			if next := w.Body.String() == nextBody; next != tt.next {
 				t.Errorf("passed on: %t", next)
 			}
 		})
@@ -60,33 +60,33 @@ func TestMessages(t *testing.T) {
 		rpc, mcp  int // statuses
 		code      int
 		id        string
-		fragments string // of the result or the message, divided by |
+		fragments string // parts of the result or error message, separated by |
 	}{
 		{"P2: a handshake", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",` +
 			`"clientInfo":{"name":"diag","version":"1.0.0"}}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"|"capabilities":{"tools":{}}|"serverInfo":{"name":"mcp-pruner","version":"0.1.0"}`},
 		{"P2: a handshake of an old client", `{"jsonrpc":"2.0","id":"a","method":"initialize",` +
 			`"params":{"protocolVersion":"2024-11-05"}}`, 200, 200, 0, `"a"`, `"protocolVersion":"2024-11-05"`},
-		{"P2: a handshake of a client between",
+		{"P2: a handshake of a client in between",
 			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},` +
 				`"clientInfo":{"name":"x","version":"1"}}}`, 200, 200, 0, "1", `"protocolVersion":"2025-06-18"`},
 		{"P2: a handshake with a number for a version",
 			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"`},
-		{"P2: a handshake in a version that never was",
+		{"P2: a handshake with an unknown version",
 			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"`},
-		{"P2: a handshake in a version that has none",
+		{"P2: a handshake with a version without handshakes",
 			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"`},
 		{"P2: a handshake without a version", `{"jsonrpc":"2.0","id":1,"method":"initialize"}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"`},
 		{"P3: initialized", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, 202, 202, 0, "", ""},
-		{"P3: initialized, as a request", `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`, 200, 200, 0, "5",
+		{"P3: initialized as a request", `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`, 200, 200, 0, "5",
 			"{}"},
-		{"a notification of something else", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+		{"another notification", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
 			202, 202, 0, "", ""},
-		{"a call that wants no answer", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"health"}}`, 202, 202, 0,
+		{"a call without an id", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"health"}}`, 202, 202, 0,
 			"", ""},
 		{"ping", `{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`, 200, 200, 0, "12345678901234567890", "{}"},
 		{"P6: resources", `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`, 200, 200, 0, "1",
@@ -96,8 +96,8 @@ func TestMessages(t *testing.T) {
 		{"P6: prompts", `{"jsonrpc":"2.0","id":1,"method":"prompts/list"}`, 200, 200, 0, "1", `{"prompts":[]}`},
 		{"P9: another method", `{"jsonrpc":"2.0","id":9,"method":"foo"}`, 200, 200, -32601, "9", "foo"},
 		{"P9: a method of the modern era", `{"jsonrpc":"2.0","id":9,"method":"server/discover"}`, 200, 200, -32601, "9", ""},
-		{"P10: no JSON", `{`, 400, 400, -32700, "null", ""},
-		{"P10: nothing", ``, 400, 400, -32700, "null", ""},
+		{"P10: invalid JSON", `{`, 400, 400, -32700, "null", ""},
+		{"P10: an empty body", ``, 400, 400, -32700, "null", ""},
 		{"P10: two values", `{}{}`, 400, 400, -32700, "null", ""},
 		{"P10: a batch of one", `[{"jsonrpc":"2.0","id":1,"method":"health"}]`, 200, 400, -32600, "null", ""},
 		{"P10: a number", `5`, 200, 400, -32600, "null", ""},
@@ -105,22 +105,23 @@ func TestMessages(t *testing.T) {
 		{"P10: invalid UTF-8", "{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}", 400, 400, -32700, "null", ""},
 		{"P10: a batch", `[]`, 200, 400, -32600, "null", ""},
 		{"P10: no version", `{"id":1,"method":"x"}`, 200, 400, -32600, "1", ""},
-		{"P10: a method that is no string", `{"jsonrpc":"2.0","id":1,"method":5}`, 200, 400, -32600, "1", ""},
+		{"P10: a method that is not a string", `{"jsonrpc":"2.0","id":1,"method":5}`, 200, 400, -32600, "1", ""},
 		{"P10: no method", `{"jsonrpc":"2.0","id":1}`, 200, 400, -32600, "1", ""},
-		{"P10: a member twice", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"ping"}`, 200, 400, -32600, "null", ""},
+		{"P10: a duplicate member", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"ping"}`, 200, 400, -32600, "null", ""},
 		{"P10: an id that is an object", `{"jsonrpc":"2.0","id":{},"method":"ping"}`, 200, 400, -32600, "null", ""},
 		{"P11: a call without a name", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}`, 200, 200, -32602, "1",
 			"name"},
 		{"P11: a call without params", `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, 200, 200, -32602, "1", "name"},
-		{"P11: a name that is no string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`, 200, 200,
+		{"P11: a name that is not a string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`, 200, 200,
 			-32602, "1", "name"},
-		{"P11: another tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200, 200, -32602, "1",
+		{"P11: an unknown tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200, 200,
+			-32602, "1",
 			"zz"},
-		{"P11: a tool by another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"Health",` +
+		{"P11: a tool name in another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"Health",` +
 			`"arguments":{}}}`, 200, 200, -32602, "1", "Health"},
 		{"P13: no arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text"}}`, 200, 200,
 			-32602, "1", ""},
-		{"P13: arguments that are a text", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text",` +
+		{"P13: arguments that are a string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text",` +
 			`"arguments":"x"}}`, 200, 200, -32602, "1", "arguments"},
 		{"P11: arguments that are a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"health",` +
 			`"arguments":[]}}`, 200, 200, -32602, "1", "arguments"},
@@ -146,7 +147,7 @@ func TestMessages(t *testing.T) {
 			})
 		}
 	}
-	t.Run("an answer is taken over Streamable HTTP alone", func(t *testing.T) {
+	t.Run("a response is accepted only over Streamable HTTP", func(t *testing.T) {
 		const message = `{"jsonrpc":"2.0","id":1,"result":{}}`
 		if a := post(t, h, "/mcp", message); a.Status != 202 {
 			t.Errorf("/mcp: %d", a.Status)
@@ -186,7 +187,7 @@ func TestHealth(t *testing.T) { // P7, P8
 	add(serve(t, h, "", httptest.NewRequest(http.MethodGet, "/health", nil)).Body.Bytes())
 	add(post(t, h, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"health"}`).Result)
 	var raw json.RawMessage
-	told(t, called(t, h, "", "health", `{}`), &raw)
+	decodeResult(t, callTool(t, h, "", "health", `{}`), &raw)
 	add(raw)
 	want := map[string]any{
 		"status": "healthy", "server": "mcp-pruner", "version": "0.1.0", "backend": "heuristic",
@@ -194,7 +195,7 @@ func TestHealth(t *testing.T) { // P7, P8
 	}
 	for i, got := range payloads {
 		if !reflect.DeepEqual(got, want) {
-			t.Errorf("way %d: got %v", i, got)
+			t.Errorf("payload %d: got %v", i, got)
 		}
 	}
 }
@@ -235,7 +236,7 @@ func TestToolList(t *testing.T) { // P4, P16, P17, P79
 	}
 }
 
-// modern is a message of the modern era, with more params, and its headers.
+// modern returns a message of the modern era and its headers. params begins its params.
 func modern(method, version, params string) (message string, header []string) {
 	return `{"jsonrpc":"2.0","id":7,"method":"` + method + `","params":{` + params +
 			`"_meta":{"io.modelcontextprotocol/protocolVersion":"` + version +
@@ -250,7 +251,7 @@ func TestModernEra(t *testing.T) { // P79
 		name           string
 		method, params string
 		version        string
-		header         []string // besides those that a message has, or in their place
+		header         []string // added to the headers of the message, or replacing them
 		status, code   int
 		fragments      string
 	}{
@@ -261,7 +262,7 @@ func TestModernEra(t *testing.T) { // P79
 		{"resources", "resources/list", "", latest, nil, 200, 0, `"resources":[]|"ttlMs":3600000|"cacheScope":"public"`},
 		{"a call", "tools/call", `"name":"health","arguments":{},`, latest, []string{"Mcp-Name", "health"}, 200, 0,
 			`"structuredContent":{"status":"healthy"`},
-		{"a call that is wrong", "tools/call", `"name":"prune_text",`, latest, []string{"Mcp-Name", "prune_text"}, 200,
+		{"an invalid call", "tools/call", `"name":"prune_text",`, latest, []string{"Mcp-Name", "prune_text"}, 200,
 			-32602, "text"},
 		{"a call with another name in its header", "tools/call", `"name":"health",`, latest,
 			[]string{"Mcp-Name", "prune_text"}, 400, -32020, ""},
@@ -269,14 +270,14 @@ func TestModernEra(t *testing.T) { // P79
 		{"another method in the header", "tools/list", "", latest, []string{"Mcp-Method", "tools/call"}, 400, -32020, ""},
 		{"another version in the header", "tools/list", "", latest, []string{"Mcp-Protocol-Version", "2026-07-29"}, 400,
 			-32020, ""},
-		{"a version that is not there yet", "tools/list", "", "2027-01-01", nil, 400, -32022, ""},
-		{"a method that there is not", "foo", "", latest, nil, 404, -32601, "foo"},
+		{"an unknown version", "tools/list", "", "2027-01-01", nil, 400, -32022, ""},
+		{"an unknown method", "foo", "", latest, nil, 404, -32601, "foo"},
 		{"a handshake", "initialize", "", latest, nil, 404, -32601, ""},
 		{"ping", "ping", "", latest, nil, 404, -32601, ""},
-		{"initialized, as a request", "notifications/initialized", "", latest, nil, 404, -32601, ""},
+		{"initialized as a request", "notifications/initialized", "", latest, nil, 404, -32601, ""},
 	}
 	for _, tt := range tests {
-		for _, path := range []string{"/mcp", "/rpc"} { // a gateway sends them to the latter
+		for _, path := range []string{"/mcp", "/rpc"} { // a gateway uses /rpc
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				message, header := modern(tt.method, tt.version, tt.params)
 				a := post(t, h, path, message, append(header, tt.header...)...)
@@ -288,7 +289,7 @@ func TestModernEra(t *testing.T) { // P79
 					text = a.Error.Message
 				} else if !strings.HasPrefix(text, `{"resultType":"complete",`+
 					`"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"mcp-pruner","version":"0.1.0"}},`) {
-					t.Errorf("not signed: %.200s", text)
+					t.Errorf("no serverInfo in %.200s", text)
 				}
 				for fragment := range strings.SplitSeq(tt.fragments, "|") {
 					if !strings.Contains(text, fragment) {
@@ -298,7 +299,7 @@ func TestModernEra(t *testing.T) { // P79
 			})
 		}
 	}
-	t.Run("a version in the header alone", func(t *testing.T) {
+	t.Run("a version only in the header", func(t *testing.T) {
 		if a := post(t, h, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, "Mcp-Protocol-Version", latest,
 			"Mcp-Method", "tools/list"); a.Status != 400 || a.code() != -32602 {
 			t.Errorf("%d %d", a.Status, a.code())
@@ -331,22 +332,22 @@ func FuzzPost(f *testing.F) { // P57
 		if a.Status != 200 && a.Status != 202 && a.Status != 400 {
 			t.Errorf("status %d", a.Status)
 		}
-		// Who is answered is who has asked; who has not is not.
+		// A response has the id of the request. A message without an id gets no result.
 		var m map[string]json.RawMessage
 		isObject := json.Unmarshal([]byte(message), &m) == nil
 		id, asks := m["id"]
 		switch {
 		case a.Result != nil && (!isObject || !asks || string(a.ID) != string(id)):
-			t.Errorf("%q is answered with the id %s", message, a.ID)
+			t.Errorf("%q: result with id %s", message, a.ID)
 		case a.Error != nil && string(a.ID) != "null" && string(a.ID) != string(id):
-			t.Errorf("%q is refused with the id %s", message, a.ID)
+			t.Errorf("%q: error with id %s", message, a.ID)
 		case !isObject && a.Error == nil:
-			t.Errorf("%q is not refused", message)
+			t.Errorf("%q: no error", message)
 		}
 	})
 }
 
-// schemaOf returns the schema for the input of a tool (P16, P17).
+// schemaOf returns the input schema of a tool (P16, P17).
 func schemaOf(t *testing.T, tool string) string {
 	t.Helper()
 	schema, err := os.ReadFile("testdata/" + tool + ".schema.json")

@@ -19,7 +19,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
-// longestTimeout is the largest effective timeout_ms.
+// longestTimeout is the maximum timeout in milliseconds. A larger timeout_ms counts as this.
 const longestTimeout = 2 * 60 * 1000
 
 // parsePrune reads the arguments of prune_text. chars is the length of the text in characters.
@@ -119,15 +119,16 @@ func (p *pruning) run(ctx context.Context, chars int) {
 	p.handler.originals.Put(p.owner, p.id, original) // restart its lifetime
 }
 
-// slots bounds how many large texts are pruned concurrently: each is CPU-bound and takes up to some
-// 200 MB.
+// slots bounds how many large texts are pruned concurrently: each keeps a CPU busy and takes up to
+// about 200 MB.
 var slots = make(chan struct{}, runtime.GOMAXPROCS(0))
 
-// maxUnqueuedLines is the number of lines up to which a text is pruned at once: it takes milliseconds and little
-// memory.
+// maxUnqueuedLines is the number of lines up to which a text is pruned without a slot: that takes
+// milliseconds and little memory.
 const maxUnqueuedLines = 5000
 
-// pruneQueued prunes the text, a large one after waiting for a slot, within the timeout of the request.
+// pruneQueued prunes the text within the timeout of the request. A large text waits for a slot
+// first.
 func (p *pruning) pruneQueued(ctx context.Context) *prune.Result {
 	ctx, cancel := context.WithTimeout(ctx, p.request.Options.Timeout)
 	defer cancel()
@@ -146,13 +147,13 @@ func (p *pruning) pruneQueued(ctx context.Context) *prune.Result {
 // A scoring holds the backend's statistics for one text.
 type scoring struct {
 	backend  string
-	reported bool // the statistics include the backend's
+	reported bool // the backend has statistics
 	cached   bool
 	latency  time.Duration
 	docs     int
 	total    int
 	status   int    // HTTP status, or 0
-	fault    string // warning, or empty
+	fault    string // warning that the backend failed, or empty
 }
 
 // score sets the scores of the lines, from the cache or the backend. It returns warnings for the
@@ -185,7 +186,8 @@ func (p *pruning) score(ctx context.Context) (warnings []string) {
 	return warnings
 }
 
-// queryBackend calls the backend. It returns nil if the backend failed or leaves scoring to the heuristic.
+// queryBackend calls the backend. It returns nil if the backend fails or leaves scoring to the
+// heuristic.
 func (p *pruning) queryBackend(ctx context.Context, lines []string) *Scored {
 	s := &p.scoring
 	began := time.Now()
@@ -206,7 +208,7 @@ func (p *pruning) queryBackend(ctx context.Context, lines []string) *Scored {
 	return nil
 }
 
-// maxScoreBytes bounds the cache of scores.
+// maxScoreBytes bounds the size of the cache of scores.
 const maxScoreBytes = 64 << 20
 
 // encodeScored serializes scores for the cache.
@@ -234,14 +236,14 @@ func decodeScored(kept []byte) *Scored {
 	return s
 }
 
-// stats are the statistics of a result and of its backend. The names of the latter begin with the
-// backend's name.
+// stats are the statistics of a result and of its backend. In JSON they are one object, in which
+// the names of the backend's statistics begin with its name.
 type stats struct {
 	prune.Stats
 	scoring *scoring
 }
 
-// MarshalJSON returns one object with both.
+// MarshalJSON implements json.Marshaler.
 func (s *stats) MarshalJSON() ([]byte, error) {
 	all, err := json.Marshal(s.Stats)
 	if err != nil {
@@ -255,6 +257,7 @@ func (s *stats) MarshalJSON() ([]byte, error) {
 	return append(all, '}'), nil
 }
 
+// append appends the members of the backend's statistics to an object without its closing brace.
 func (s *scoring) append(object []byte) []byte {
 	member := func(name string) {
 		object = append(object, ',')
@@ -286,8 +289,8 @@ func (p *pruning) count() {
 	}
 }
 
-// fallback returns why the result is not as requested, or nothing. It is the last warning, the most
-// specific one.
+// fallback returns why the result is not as requested, or "". The reason is the last warning, which
+// is the most specific one.
 func (p *pruning) fallback() string {
 	if !p.result.Stats.UsedFallback {
 		return ""

@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
-// Error codes of the pruner's own.
+// Error codes that only the pruner uses.
 const (
 	codeUnavailable = -32002
 	codeNotFound    = -32004
@@ -29,8 +29,8 @@ type recovery struct {
 	withNumbers bool
 }
 
-// parseRecovery reads the arguments of recover_text. Line numbers are checked later, against the text.
-// A line number that is not a whole number is read as 0, which no text has.
+// parseRecovery reads the arguments of recover_text. It does not check line numbers against the
+// text. A line number that is not a whole number is read as 0, which no text has.
 func parseRecovery(arguments *object) (*recovery, error) {
 	arguments.read()
 	r := &recovery{}
@@ -55,7 +55,7 @@ func parseRecovery(arguments *object) (*recovery, error) {
 	return r, nil
 }
 
-// lineNumber returns a lineNumber number, or 0 if the member is not a whole number.
+// lineNumber returns a line number, or 0 if the member is not a whole number.
 func (o *object) lineNumber(name string) int {
 	v, ok := o.members[name]
 	if !ok {
@@ -95,7 +95,7 @@ func (x *request) recover(arguments *object) reply {
 		}{"invalid_range", r.id, r.literals[i], i, len(lines)})
 	}
 	if r.exceedsLimit(lines) {
-		return x.invalidParams("ranges: too much text, ask for fewer lines at a time")
+		return x.invalidParams("ranges: too much text; ask for fewer lines at a time")
 	}
 	raw, err := prune.Recover(text, r.parsed, r.withNumbers)
 	if err != nil {
@@ -128,7 +128,8 @@ func (x *request) original(id string) (original []byte, symbol string, code int)
 	return original, "", 0
 }
 
-// firstInvalidRange returns the index of the first range that a text with so many lines does not have, or -1.
+// firstInvalidRange returns the index of the first range that is not in a text with this number of
+// lines, or -1.
 func (r *recovery) firstInvalidRange(lines int) int {
 	for i, lr := range r.parsed {
 		if lr.Start < 1 || lr.End < lr.Start || lr.Start > lines {
@@ -138,10 +139,11 @@ func (r *recovery) firstInvalidRange(lines int) int {
 	return -1
 }
 
-// maxRecovered bounds the bytes of one result, unless the text itself is larger. Ranges may repeat, so
-// a short request could otherwise ask for gigabytes.
+// maxRecovered bounds the bytes of one result, unless the text itself is larger. Ranges may repeat,
+// so a short request could otherwise ask for gigabytes.
 const maxRecovered = 8 << 20
 
+// exceedsLimit reports whether the result would be too large.
 func (r *recovery) exceedsLimit(lines []string) bool {
 	perLine := 1 // newline
 	if r.withNumbers {

@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// What one replica has pruned, under the same id as another, is recovered at the other.
+// Replicas give the same text the same id, and recover texts that another replica pruned.
 func TestReplicas(t *testing.T) {
 	engine := replicastest.New()
 	replica := func() *mcppruner.Handler {
@@ -22,7 +22,7 @@ func TestReplicas(t *testing.T) {
 		return module.(*mcppruner.Handler)
 	}
 	recovered := func(h *mcppruner.Handler, client, id string) string {
-		a := called(t, h, client, "recover_text", `{"prune_id":"`+id+
+		a := callTool(t, h, client, "recover_text", `{"prune_id":"`+id+
 			`","ranges":[{"start_line":2,"end_line":3}],"include_line_numbers":false}`)
 		if a.Error != nil {
 			return fmt.Sprint(a.Error.Code, " ", a.Error.Message, " ", string(a.Error.Data))
@@ -30,7 +30,7 @@ func TestReplicas(t *testing.T) {
 		var got struct {
 			RawText string `json:"raw_text"`
 		}
-		told(t, a, &got)
+		decodeResult(t, a, &got)
 		return got.RawText
 	}
 	a, b, c := replica(), replica(), replica()
@@ -44,23 +44,23 @@ func TestReplicas(t *testing.T) {
 	}
 	if got, want := recovered(b, "bob", id), `-32004 prune_id_not_found {"code":"prune_id_not_found","prune_id":"`+id+
 		`"}`; got != want {
-		t.Errorf("another client recovered %s", got)
+		t.Errorf("another client got %s", got)
 	}
 	if again := prune(t, b, "ann", text.String(), "goal").PruneID; again != id {
-		t.Errorf("the id is %s, then %s", id, again)
+		t.Errorf("id %s, then %s", id, again)
 	}
 
 	engine.Down.Store(true)
 	pruned := prune(t, a, "ann", text.String(), "another goal")
 	if pruned.Stats["used_fallback"] == true || len(pruned.PrunedText) == text.Len() {
-		t.Error("without what is shared, nothing is pruned")
+		t.Error("nothing is pruned while the store is unavailable")
 	}
 	if got := recovered(a, "ann", pruned.PruneID); got != "line 2\nline 3" {
 		t.Errorf("recovered %s", got)
 	}
 	if got, want := recovered(c, "ann", pruned.PruneID),
 		`-32002 store_unavailable {"code":"store_unavailable","prune_id":"`+pruned.PruneID+`"}`; got != want {
-		t.Errorf("without what is shared, recovered %s", got)
+		t.Errorf("another replica, while the store is unavailable: %s", got)
 	}
 	engine.Down.Store(false)
 }

@@ -83,8 +83,8 @@ func (h *Handler) serve(e endpoint, r *http.Request) reply {
 	return x.post(body)
 }
 
-// behindGateway reports whether a gateway has admitted the request. Masks set the other placeholders
-// of calls too, but only a gateway sets this one.
+// behindGateway reports whether a gateway has admitted the request. Only a gateway sets the
+// placeholder of the request id; masks set the other placeholders of a call, too.
 func behindGateway(repl *caddy.Replacer) bool {
 	if repl == nil {
 		return false
@@ -107,7 +107,7 @@ func (x *request) post(body []byte) reply {
 	case inspected.Kind == streamable.Answer && x.endpoint == rpcEndpoint:
 		return x.fail(jsonrpc.InvalidRequest("the message is not a request"))
 	case !m.IsRequest():
-		return reply{status: http.StatusAccepted} // the pruner sends no requests and handles no notifications
+		return reply{status: http.StatusAccepted} // the pruner ignores notifications, and awaits no responses
 	case x.era == mcp.Modern:
 		return x.postModern()
 	}
@@ -141,7 +141,7 @@ func (x *request) postAnyEra(method string) reply {
 		return x.respond(x.list("tools", toolList))
 	case "tools/call":
 		return x.call()
-	case "resources/list": // some clients call these whatever the server's capabilities
+	case "resources/list": // some clients call list methods that the server does not declare
 		return x.respond(x.list("resources", nil))
 	case "resources/templates/list":
 		return x.respond(x.list("resourceTemplates", nil))
@@ -165,9 +165,9 @@ func (x *request) respond(result []byte) reply {
 	return reply{status: http.StatusOK, body: jsonrpc.ResultResponse(x.message.Literal(jsonrpc.ID), result)}
 }
 
-// fail responds with an error. At the rpc endpoint its HTTP status is 200, except for a body that is
-// not JSON. A gateway may also send Streamable HTTP requests there, with their headers: those keep the
-// status.
+// fail responds with an error. At the rpc endpoint its HTTP status is 200, except for a body that
+// is not JSON. If the request has the headers of Streamable HTTP, because a gateway sent it there,
+// the error keeps its status.
 func (x *request) fail(failure *jsonrpc.Failure) reply {
 	hasStatus := x.endpoint == mcpEndpoint || x.era == mcp.Modern && x.r.Header.Get(mcp.VersionHeader) != ""
 	if !hasStatus && failure.Code != jsonrpc.CodeParseError {
@@ -176,7 +176,7 @@ func (x *request) fail(failure *jsonrpc.Failure) reply {
 	return reply{status: failure.Status, body: failure.Append(nil, x.message.Literal(jsonrpc.ID))}
 }
 
-// failWith responds with one of the pruner's own errors.
+// failWith responds with an error that only the pruner has.
 func (x *request) failWith(code int, symbol string, data any) reply {
 	failure := jsonrpc.Encode(struct {
 		Code    int    `json:"code"`

@@ -16,30 +16,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-func TestNumbersOfTheEnvironment(t *testing.T) { // P58, P59
+func TestIntSettings(t *testing.T) { // P58, P59
 	tests := []struct {
 		name        string
-		first, then string // what the variables say
+		first, then string // values of the variables
 		configured  int
 		want        int
-		warns       string // of which setting
+		warns       string // the setting that is warned about
 	}{
-		{"nothing", "", "", 0, 256, ""},
+		{"the default", "", "", 0, 256, ""},
 		{"a configured number", "", "", 7, 7, ""},
 		{"a variable", "9", "", 7, 9, ""},
-		{"a variable with blanks around it", " 9\n", "", 7, 9, ""},
-		{"its other name", "", "8", 7, 8, ""},
+		{"a variable with spaces around it", " 9\n", "", 7, 9, ""},
+		{"the other name", "", "8", 7, 8, ""},
 		{"both names", "9", "8", 7, 9, ""},
-		{"no number", "many", "", 7, 7, ""},
-		{"no number, and its other name", "many", "8", 7, 8, ""},
+		{"a word", "many", "", 7, 7, ""},
+		{"a word, and the other name", "many", "8", 7, 8, ""},
 		{"a fraction", "1.5", "", 0, 256, ""},
 		{"too small", "0", "", 7, 1, "FIRST"},
 		{"negative", "-5", "", 7, 1, "FIRST"},
 		{"too large", "100001", "", 7, 100_000, "FIRST"},
 		{"far too large", "99999999999999999999", "", 7, 100_000, "FIRST"},
-		{"too large, by its other name", "", "100001", 7, 100_000, "THEN"},
+		{"too large, with the other name", "", "100001", 7, 100_000, "THEN"},
 		{"too large in the configuration", "", "", 100_001, 100_000, "cache_max_entries"},
-		{"too large in the configuration, which does not matter", "9", "", 100_001, 9, ""},
+		{"too large in the configuration, but overridden", "9", "", 100_001, 9, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -51,13 +51,13 @@ func TestNumbersOfTheEnvironment(t *testing.T) { // P58, P59
 				t.Errorf("got %d, want %d", got, tt.want)
 			}
 			if got := warned(logs); got != tt.warns {
-				t.Errorf("warned of %q", got)
+				t.Errorf("warned about %q, want %q", got, tt.warns)
 			}
 		})
 	}
 }
 
-// warned returns which setting was warned of.
+// warned returns the settings that were warned about.
 func warned(logs *observer.ObservedLogs) string {
 	var settings []string
 	for _, entry := range logs.All() {
@@ -66,7 +66,7 @@ func warned(logs *observer.ObservedLogs) string {
 	return strings.Join(settings, " ")
 }
 
-func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
+func TestSecondsSettings(t *testing.T) { // P58, P59
 	tests := []struct {
 		name       string
 		said       string
@@ -74,11 +74,11 @@ func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
 		want       time.Duration
 		warns      string
 	}{
-		{"nothing", "", 0, 30 * time.Second, ""},
-		{"a configured time", "", 1500 * time.Millisecond, 1500 * time.Millisecond, ""},
+		{"the default", "", 0, 30 * time.Second, ""},
+		{"a configured duration", "", 1500 * time.Millisecond, 1500 * time.Millisecond, ""},
 		{"a variable", "5", time.Minute, 5 * time.Second, ""},
-		{"no number", "5s", time.Minute, time.Minute, ""},
-		{"no number and nothing configured", "5s", 0, 30 * time.Second, ""},
+		{"a duration with a unit", "5s", time.Minute, time.Minute, ""},
+		{"a duration with a unit, and no configured one", "5s", 0, 30 * time.Second, ""},
 		{"too short", "0", time.Minute, time.Second, "VARIABLE"},
 		{"too long", "3601", time.Minute, time.Hour, "VARIABLE"},
 		{"far too long", "99999999999999999999", time.Minute, time.Hour, "VARIABLE"},
@@ -95,13 +95,13 @@ func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
 			if got := warned(logs); got != tt.warns {
-				t.Errorf("warned of %q", got)
+				t.Errorf("warned about %q, want %q", got, tt.warns)
 			}
 		})
 	}
 }
 
-func TestWhole(t *testing.T) { // P15
+func TestParseWhole(t *testing.T) { // P15
 	tests := []struct {
 		literal string
 		want    int
@@ -123,7 +123,7 @@ func TestWhole(t *testing.T) { // P15
 	}
 }
 
-func TestScoredIsKept(t *testing.T) { // P73
+func TestEncodeScored(t *testing.T) { // P73
 	want := &Scored{Scores: []float64{1.5, math.Inf(-1), 0, -3}, Docs: 3, Status: 200}
 	if got := decodeScored(encodeScored(want)); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
@@ -133,7 +133,7 @@ func TestScoredIsKept(t *testing.T) { // P73
 	}
 }
 
-func TestAccessLogTellsNothingOfTheText(t *testing.T) {
+func TestAccessLogHasNoText(t *testing.T) {
 	r := &prune.Request{Text: "secret", Goal: "secret", Source: prune.Docs}
 	result := prune.Raw(r, prune.InputTooLarge)
 	x := new(request)
@@ -152,7 +152,7 @@ func TestAccessLogTellsNothingOfTheText(t *testing.T) {
 		if !reflect.DeepEqual(enc.Fields, want) {
 			t.Errorf("got %v", enc.Fields)
 		}
-		x.logged = true // by another handler
+		x.logged = true // another handler logs the tool
 		delete(want, "mcp_tool")
 	}
 }

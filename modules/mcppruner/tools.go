@@ -8,30 +8,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// toolList is the tools/list descriptors of all tools, as JSON.
+// toolList contains the descriptors of all tools for tools/list, as JSON.
 var toolList = []byte(pruneTool + "," + recoverTool + "," + healthTool)
 
 const pruneTool = `{"name":"prune_text",` +
 	`"title":"Prune a text for a goal",` +
-	`"description":"Shortens a long text (code, logs or docs) to the lines that matter for a goal. Nothing is ` +
-	`summarised or reworded: lines are kept to the byte and in order, or left out. ` +
+	`"description":"Shortens a long text (code, logs or docs) to the lines that matter for a goal. It does not ` +
+	`summarise or reword: each line is kept to the byte and in order, or left out. ` +
 	`Use it on files, logs and tool output of more than some 60 lines, before you read or quote them; short texts ` +
 	`gain nothing.\n` +
-	`Where lines are left out stands a marker such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) raison=hors ` +
+	`A marker replaces lines that are left out, such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) raison=hors ` +
 	`focus⟧: lines 120 to 154 of the original, 35 of them, and why. If you need them after all, call recover_text ` +
 	`with that prune_id and those lines.\n` +
 	`- goal_hint: what you are looking for, in words that occur in the text if you know them, such as names of ` +
-	`functions and errors. Lines that have them are kept.\n` +
+	`functions and errors. Lines that contain them are kept.\n` +
 	`- source_type: code keeps imports and definitions, logs keeps errors and what is around them, docs keeps ` +
 	`headings.\n` +
-	`- options.max_prune_ratio: how much may be left out, 0.5 to 0.9. It is never exceeded.\n` +
-	`- options.min_keep_lines: how many lines stay at least, such as 20.\n` +
-	`- options.timeout_ms: such as 1500. If it takes longer, the text comes back as it was.\n` +
-	`- options.annotate_lines: true puts its number in front of each line, as 12│ …; use it if you go on by line ` +
-	`numbers.\n` +
-	`- options.include_markers: true, unless the text must stay free of them.\n` +
-	`If warnings are not empty, they say why the text came back as it was or what was done without. A block between ` +
-	`lines ⟦NO_PRUNE_BEGIN⟧ and ⟦NO_PRUNE_END⟧ is never touched.",` +
+	`- options.max_prune_ratio: how much may be left out at most, 0.5 to 0.9.\n` +
+	`- options.min_keep_lines: how many lines are kept at least, such as 20.\n` +
+	`- options.timeout_ms: such as 1500. If pruning takes longer, the text is returned unchanged.\n` +
+	`- options.annotate_lines: true puts its number in front of each line, as 12│ …; use it if you need line numbers ` +
+	`later.\n` +
+	`- options.include_markers: true, unless the text must not contain markers.\n` +
+	`Warnings say, for example, why the text is unchanged or was pruned without the backend. A block between ` +
+	`lines ⟦NO_PRUNE_BEGIN⟧ and ⟦NO_PRUNE_END⟧ is always kept.",` +
 	`"inputSchema":{"type":"object","properties":{` +
 	`"text":{"type":"string"},` +
 	`"goal_hint":{"type":"string"},` +
@@ -46,7 +46,7 @@ const pruneTool = `{"name":"prune_text",` +
 	`"additionalProperties":false}},` +
 	`"required":["text","goal_hint","source_type","options"],"additionalProperties":false},` +
 	`"outputSchema":{"type":"object","properties":{` +
-	`"prune_id":{"type":"string","description":"What recover_text takes."},` +
+	`"prune_id":{"type":"string","description":"Argument of recover_text."},` +
 	`"pruned_text":{"type":"string"},` +
 	`"annotations":{"type":"array","description":"The blocks of lines that were left out, in ` +
 	`order.","items":{"type":"object","properties":{` +
@@ -77,12 +77,12 @@ const pruneTool = `{"name":"prune_text",` +
 
 const recoverTool = `{"name":"recover_text",` +
 	`"title":"Recover pruned lines",` +
-	`"description":"Returns lines of the original of a text that prune_text has shortened, kept and left out ones ` +
-	`alike. ` +
-	`prune_id and the line numbers stand in the markers, such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) ` +
-	`raison=…⟧. Ask for the lines you need, not for all of them; several ranges come one after the other, in the ` +
-	`order in which you ask. ` +
-	`Lines count from 1, and end_line is included; if it is beyond the last line, you get all there are. ` +
+	`"description":"Returns lines of the original of a text that prune_text has shortened, whether they were kept or ` +
+	`left out. ` +
+	`The markers contain prune_id and the line numbers, such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) ` +
+	`raison=…⟧. Ask for the lines you need, not for all of them; several ranges are returned in the order in which ` +
+	`you list them. ` +
+	`Lines count from 1, and end_line is included; beyond the last line, it means the last line. ` +
 	`Originals are kept for a limited time: on prune_id_not_found, get the text again.",` +
 	`"inputSchema":{"type":"object","properties":{` +
 	`"prune_id":{"type":"string"},` +
@@ -105,7 +105,7 @@ const recoverTool = `{"name":"recover_text",` +
 
 const healthTool = `{"name":"health",` +
 	`"title":"Health of the pruner",` +
-	`"description":"Says whether the pruner is up, its version and what it can do. There is no need to call it before ` +
+	`"description":"Returns the state of the pruner, its version and its capabilities. You need not call it before ` +
 	`the other tools.",` +
 	`"inputSchema":{"type":"object","properties":{},"additionalProperties":false},` +
 	`"outputSchema":{"type":"object","properties":{` +
@@ -155,8 +155,8 @@ func (x *request) invalidParams(message string) reply {
 	return x.fail(jsonrpc.InvalidParams(message).WithStatusOK())
 }
 
-// toolResult responds with the result of a tool: a JSON object, both as text for older clients and as
-// structured content.
+// toolResult responds with the result of a tool: a JSON object, as structured content and, for
+// older clients, as text.
 func (x *request) toolResult(object []byte) reply {
 	return x.respond(slices.Concat([]byte(`{"content":[{"type":"text","text":`), jsonrpc.Encode(string(object)),
 		[]byte(`}],"structuredContent":`), object, []byte("}")))

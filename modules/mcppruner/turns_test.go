@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// Large texts wait for a processor; while they do, small ones are pruned.
+// Large texts wait for a free slot. Small texts do not.
 func TestLargeTextsTakeTurns(t *testing.T) {
 	for range cap(slots) {
 		slots <- struct{}{}
@@ -32,16 +32,16 @@ func TestLargeTextsTakeTurns(t *testing.T) {
 	}
 	if got := of(maxUnqueuedLines+1, time.Millisecond).pruneQueued(t.Context()); !slices.Equal(got.Warnings,
 		[]string{prune.Timeout}) {
-		t.Errorf("a large text whose time is up: %+v, %v", got.Stats, got.Warnings)
+		t.Errorf("a large text after its timeout: %+v, %v", got.Stats, got.Warnings)
 	}
 	gone, hangUp := context.WithCancel(t.Context())
 	hangUp()
 	if got := of(maxUnqueuedLines+1, time.Minute).pruneQueued(gone); got.Stats.PrunedLines != 0 {
-		t.Errorf("a large text of a cancelled request: %+v", got.Stats)
+		t.Errorf("a large text of a canceled request: %+v", got.Stats)
 	}
 	<-slots
 	if got := of(maxUnqueuedLines+1, time.Minute).pruneQueued(t.Context()); got.Stats.PrunedLines == 0 {
-		t.Errorf("a large text whose turn it is: %+v, %v", got.Stats, got.Warnings)
+		t.Errorf("a large text with a free slot: %+v, %v", got.Stats, got.Warnings)
 	}
 	slots <- struct{}{}
 }

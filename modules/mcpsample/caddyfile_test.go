@@ -24,7 +24,7 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 			err := new(Sample).UnmarshalCaddyfile(caddyfile.NewTestDispenser(tt.input))
 			switch {
 			case tt.wantErr == "" && err != nil:
-				t.Errorf("refused: %v", err)
+				t.Errorf("unexpected error: %v", err)
 			case tt.wantErr != "" && (err == nil || !strings.Contains(err.Error(), tt.wantErr)):
 				t.Errorf("error %v, want %q", err, tt.wantErr)
 			}

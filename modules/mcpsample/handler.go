@@ -13,7 +13,7 @@ func init() {
 	caddy.RegisterModule(Sample{})
 }
 
-// Sample is a sample MCP server, to try this project with nothing else installed: use it
+// Sample is a sample MCP server, for trying this project with nothing else installed: use it
 // instead of a real server, connect a client and watch what the gateway and the masks do with
 // its results. Do not use it in production: its data are made up.
 //

@@ -28,9 +28,9 @@ type Server struct {
 // NewServer returns a Server.
 func NewServer() *Server { return &Server{tools: sampleTools()} }
 
-// ServeHTTP handles one JSON-RPC message over Streamable HTTP, on any path. It responds with an event
-// stream if the client accepts one, else with JSON. A body that is not a message gets status 400, one
-// over 1 MiB gets 413. All other errors are JSON-RPC errors with status 200.
+// ServeHTTP handles one JSON-RPC message over Streamable HTTP, on any path. It responds with an
+// event stream if the client accepts one, else with JSON. A body that is not a message gets status
+// 400, one over 1 MiB gets 413. All other errors are JSON-RPC errors with status 200.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -78,7 +78,8 @@ func (s *Server) ServeStdio(in io.Reader, out io.Writer) error {
 // noID is the id of a response to a message without a valid id.
 var noID = []byte("null")
 
-// answer returns the response to a message, nil if it needs none, and whether the message was valid.
+// answer returns the response to a message, or nil if the message needs none. valid is false if it
+// is not a JSON-RPC message.
 func (s *Server) answer(body []byte) (answer []byte, valid bool) {
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil && failure.Code == jsonrpc.CodeParseError {

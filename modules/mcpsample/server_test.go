@@ -74,10 +74,10 @@ func TestServerAnswers(t *testing.T) {
 		{"initialize offers the latest to an unknown revision", initialize(`{"protocolVersion":"1999-01-01"}`), 200,
 			initialized("2025-11-25")},
 		{"ping", `{"jsonrpc":"2.0","id":"a<b","method":"ping"}`, 200, `{"jsonrpc":"2.0","id":"a<b","result":{}}`},
-		{"an id beyond 2^53 keeps its digits", `{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`, 200,
+		{"an id above 2^53 keeps its digits", `{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`, 200,
 			`{"jsonrpc":"2.0","id":9007199254740993,"result":{}}`},
 		{"a notification is accepted", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, 202, ""},
-		{"the client's reply is accepted", `{"jsonrpc":"2.0","id":1,"result":{}}`, 202, ""},
+		{"the client's response is accepted", `{"jsonrpc":"2.0","id":1,"result":{}}`, 202, ""},
 		{"the client's error is accepted", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}`, 202, ""},
 		{"an unknown method", `{"jsonrpc":"2.0","id":1,"method":"server/discover"}`, 200,
 			failure("1", "-32601", "method not found: server/discover")},
@@ -95,21 +95,22 @@ func TestServerAnswers(t *testing.T) {
 			failure("1", "-32602", `invalid arguments for read_image: json: unknown field \"dir\"`)},
 		{"echo", call("echo", `{"text":"a <b> \u00e9"}`), 200,
 			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"a <b> é"}]}}`},
-		{"echo of nothing still has a text", call("echo", `{"text":""}`), 200,
+		{"echo of an empty text", call("echo", `{"text":""}`), 200,
 			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":""}]}}`},
 		{"broken JSON", `{"jsonrpc":`, 400, failure("null", "-32700", "parse error")},
 		{"an empty body", ``, 400, failure("null", "-32700", "parse error")},
 		{"a batch", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, 400,
 			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
 		{"null", `null`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"a message of no version", `{"id":1,"method":"ping"}`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"a method that is no string", `{"jsonrpc":"2.0","id":1,"method":5}`, 400,
+		{"a message without a version", `{"id":1,"method":"ping"}`, 400, failure("null", "-32600",
+			"not a JSON-RPC 2.0 message")},
+		{"a method that is not a string", `{"jsonrpc":"2.0","id":1,"method":5}`, 400,
 			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
 		{"a null id", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400,
 			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"neither request nor reply", `{"jsonrpc":"2.0","id":1}`, 400,
+		{"neither a request nor a response", `{"jsonrpc":"2.0","id":1}`, 400,
 			failure("null", "-32600", "neither a request nor a response")},
-		{"a message too large", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 1<<20) + `"}`, 413,
+		{"a message that is too large", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 1<<20) + `"}`, 413,
 			failure("null", "-32600", "http: request body too large")},
 	}
 	url := serve(t, NewServer())
@@ -129,11 +130,11 @@ func TestServerAnswers(t *testing.T) {
 func TestServerRefusesWrongTypes(t *testing.T) {
 	url := serve(t, NewServer())
 	for name, request := range map[string]string{
-		"a revision that is no string": `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`,
-		"params that are no object":    `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}`,
-		"arguments that are no object": call("echo", `"text"`),
-		"lines that are no number":     call("read_log", `{"lines":"10"}`),
-		"a text that is no string":     call("echo", `{"text":5}`),
+		"a revision that is not a string":  `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`,
+		"params that are not an object":    `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}`,
+		"arguments that are not an object": call("echo", `"text"`),
+		"lines that are not a number":      call("read_log", `{"lines":"10"}`),
+		"a text that is not a string":      call("echo", `{"text":5}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := send(t, "POST", url, request, nil)
@@ -145,7 +146,7 @@ func TestServerRefusesWrongTypes(t *testing.T) {
 	}
 }
 
-func TestServerTakesPostOnly(t *testing.T) {
+func TestServerAcceptsOnlyPOST(t *testing.T) {
 	url := serve(t, NewServer())
 	for _, method := range []string{"GET", "DELETE", "PUT"} {
 		got := send(t, method, url, "", map[string]string{"Accept": "text/event-stream"})
@@ -155,7 +156,7 @@ func TestServerTakesPostOnly(t *testing.T) {
 	}
 }
 
-func TestServerStreamsToWhoAcceptsIt(t *testing.T) {
+func TestServerStreamsIfAccepted(t *testing.T) {
 	const pong = `{"jsonrpc":"2.0","id":1,"result":{}}`
 	const event = "event: message\ndata: " + pong + "\n\n"
 	tests := []struct{ accept, ctype, want string }{
@@ -174,7 +175,7 @@ func TestServerStreamsToWhoAcceptsIt(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a refusal is JSON even then", func(t *testing.T) {
+	t.Run("an error is always JSON", func(t *testing.T) {
 		got := send(t, "POST", url, `{`, map[string]string{"Accept": "application/json, text/event-stream"})
 		if got.StatusCode != 400 || got.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("got %d %s, want 400 application/json", got.StatusCode, got.Header.Get("Content-Type"))
@@ -182,13 +183,13 @@ func TestServerStreamsToWhoAcceptsIt(t *testing.T) {
 	})
 }
 
-// call is the request for a tool, with id 1.
+// call returns a request with id 1 that calls a tool.
 func call(name, arguments string) string {
 	return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, name,
 		arguments)
 }
 
-// result sends a request and decodes the result of its reply into v.
+// result sends a request and decodes the result of the response into v.
 func result(t *testing.T, url, request string, v any) {
 	t.Helper()
 	got := send(t, "POST", url, request, nil)
@@ -242,7 +243,7 @@ func TestServerListsTools(t *testing.T) {
 		t.Errorf("lines %v, want %v", lines, want)
 	}
 	if list.Tools[2].OutputSchema == nil {
-		t.Error("list_files has structured content and no output schema")
+		t.Error("list_files has structured content, but no output schema")
 	}
 	if got := list.Tools[3].InputSchema.Required; !reflect.DeepEqual(got, []string{"text"}) {
 		t.Errorf("echo requires %q", got)
@@ -255,12 +256,12 @@ func TestServerReadsLog(t *testing.T) {
 		name, request string
 		lines, errors int
 	}{
-		{"2000 lines by default", call("read_log", `{}`), 2000, 2},
+		{"the default is 2000 lines", call("read_log", `{}`), 2000, 2},
 		{"without arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_log"}}`, 2000, 2},
 		{"one line is the last", call("read_log", `{"lines":1}`), 1, 0},
 		{"four lines have room for one error", call("read_log", `{"lines":4}`), 4, 1},
 		{"five lines have room for both", call("read_log", `{"lines":5}`), 5, 2},
-		{"as many as there may be", call("read_log", `{"lines":200000}`), 200000, 2},
+		{"the maximum", call("read_log", `{"lines":200000}`), 200000, 2},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -268,7 +269,7 @@ func TestServerReadsLog(t *testing.T) {
 			result(t, url, tt.request, &first)
 			result(t, url, tt.request, &second)
 			if !reflect.DeepEqual(first, second) {
-				t.Error("a second call gives another log")
+				t.Error("a second call returns another log")
 			}
 			if len(first.Content) != 1 || first.Content[0].Type != "text" {
 				t.Fatalf("%d content items, want one text", len(first.Content))
@@ -290,7 +291,7 @@ func TestServerReadsLog(t *testing.T) {
 				}
 				errors++
 				if i < tt.lines/2 || i > tt.lines/2+1 {
-					t.Errorf("an error on line %d of %d, not in the middle", i+1, tt.lines)
+					t.Errorf("an error on line %d of %d, want it in the middle", i+1, tt.lines)
 				}
 			}
 			if errors != tt.errors {
@@ -301,12 +302,12 @@ func TestServerReadsLog(t *testing.T) {
 }
 
 func TestServerReadsImage(t *testing.T) {
-	// Two servers, to see that the picture does not depend on the start.
+	// The picture must not depend on the start of the server.
 	var first, second decodedResult
 	result(t, serve(t, NewServer()), call("read_image", `{}`), &first)
 	result(t, serve(t, NewServer()), call("read_image", `{}`), &second)
 	if !reflect.DeepEqual(first, second) {
-		t.Error("another server gives another picture")
+		t.Error("another server returns another picture")
 	}
 	if len(first.Content) != 1 || first.Content[0].Type != "image" || first.Content[0].MIMEType != "image/png" {
 		t.Fatalf("content %.200v, want one image/png", first.Content)

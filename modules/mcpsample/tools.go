@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// tool is a tool's definition in tools/list, and its implementation. An error of call means that the
-// arguments are invalid; the tools cannot fail otherwise.
+// A tool is the definition of a tool in tools/list, and its implementation. An error of call means
+// that the arguments are invalid; the tools cannot fail otherwise.
 type tool struct {
 	Name         string          `json:"name"`
 	Title        string          `json:"title"`
@@ -46,8 +46,8 @@ type imageContent struct {
 
 func newText(text string) textContent { return textContent{Type: "text", Text: text} }
 
-// harmless marks a tool that changes nothing and does not use the network. Without it, clients ask the
-// user before each call.
+// harmless marks a tool that changes nothing and does not use the network. Without it, clients ask
+// the user before each call.
 const harmless = `{"readOnlyHint": true, "openWorldHint": false}`
 
 const noArguments = `{"type": "object", "properties": {}, "additionalProperties": false}`
@@ -132,7 +132,8 @@ func sampleTools() []tool {
 	}
 }
 
-// decodeArguments decodes arguments into v, which holds the defaults, and rejects unknown arguments.
+// decodeArguments decodes arguments into v, which holds the defaults, and rejects unknown
+// arguments.
 func decodeArguments(arguments json.RawMessage, v any) error {
 	if len(arguments) == 0 {
 		return nil
@@ -155,9 +156,9 @@ func readLog(arguments json.RawMessage) (toolResult, error) {
 	return toolResult{Content: []any{newText(serviceLog(args.Lines))}}, nil
 }
 
-// serviceLog returns n lines without a final line break. From 5 lines on it has two errors in the
-// middle, which the last line mentions: a reader of only the beginning and the end learns that they
-// exist.
+// serviceLog returns n lines without a final line break. If there are at least 5, two in the middle
+// are errors, which the last line mentions: a reader of only the beginning and the end learns that
+// they exist.
 func serviceLog(n int) string {
 	var b strings.Builder
 	at := time.Date(2026, time.January, 15, 8, 0, 0, 0, time.UTC)

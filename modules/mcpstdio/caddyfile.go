@@ -42,14 +42,14 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, setting.CheckCopy(t, (*Transport).checkConfig), "env")
 }
 
-// checkConfig sets defaults and validates.
+// checkConfig sets defaults and validates the configuration.
 func (t *Transport) checkConfig() error {
 	t.setDefaults()
 	return t.Validate()
 }
 
-// unmarshalEnv reads a variable and its value, or the names after inherit. So no variable can be named
-// inherit.
+// unmarshalEnv reads a variable and its value, or the names after inherit. A variable named inherit
+// cannot be set.
 func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	if len(args) > 1 && args[0] == "inherit" {
@@ -60,7 +60,7 @@ func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 		return d.Err(`env: expected "env <name> <value>" or "env inherit <names...>"`)
 	}
 	name, value := args[0], args[1]
-	if err := validName(name); err != nil {
+	if err := validateName(name); err != nil {
 		return d.WrapErr(err)
 	}
 	if _, given := t.Env[name]; given {

@@ -13,8 +13,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// alwaysInherited lists the variables of Caddy's environment that every child gets. Without them programs do
-// not find other programs, their own files, or on Windows their libraries. None contains a secret.
+// alwaysInherited lists the variables of Caddy's environment that every child gets. Without them
+// programs do not find other programs, their own files, or on Windows their libraries. None of them
+// contains a secret.
 var alwaysInherited = func() []string {
 	if runtime.GOOS != "windows" {
 		return []string{"PATH", "HOME"}
@@ -28,15 +29,16 @@ var alwaysInherited = func() []string {
 }()
 
 // networkVariables lists variables that programs need in networks with their own proxy, registry or
-// certificate authority. Children get them only if configured, because they may contain credentials.
+// certificate authority. Children get them only if configured, because they may contain
+// credentials.
 var networkVariables = []string{
 	"NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 	"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
 	"NPM_CONFIG_REGISTRY", "npm_config_registry", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL",
 }
 
-// environment returns the environment of children, and the names of network variables that Caddy has
-// but children do not get.
+// environment returns the environment of children. withheld has the names of network variables that
+// Caddy has and children do not get.
 func (t *Transport) environment(repl *caddy.Replacer) (env, withheld []string) {
 	for _, variable := range os.Environ() {
 		name, _, ok := strings.Cut(variable, "=")
@@ -71,10 +73,10 @@ func sameName(a, b string) bool {
 	return a == b
 }
 
-// validateEnv checks names, and that no variable is both set and inherited.
+// validateEnv validates the names of variables. A variable cannot be both set and inherited.
 func (t *Transport) validateEnv() error {
 	for name := range t.Env {
-		if err := validName(name); err != nil {
+		if err := validateName(name); err != nil {
 			return err
 		}
 		if slices.Contains(t.InheritEnv, name) {
@@ -82,7 +84,7 @@ func (t *Transport) validateEnv() error {
 		}
 	}
 	for _, pattern := range t.InheritEnv {
-		if err := validName(pattern); err != nil {
+		if err := validateName(pattern); err != nil {
 			return err
 		}
 		if strings.Trim(pattern, "*") == "" {
@@ -93,7 +95,7 @@ func (t *Transport) validateEnv() error {
 	return nil
 }
 
-func validName(name string) error {
+func validateName(name string) error {
 	if name == "" || strings.ContainsAny(name, "=\x00") {
 		return fmt.Errorf("env: %q is not the name of a variable", name)
 	}

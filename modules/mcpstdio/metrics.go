@@ -21,6 +21,7 @@ var (
 // running counts running child processes by server.
 var running = processes{counts: map[string]int{}}
 
+// processes sets the metric of healthy servers to the counts.
 type processes struct {
 	mu     sync.Mutex
 	counts map[string]int
@@ -33,8 +34,8 @@ func (p *processes) count(server string, n int) {
 	healthy.WithLabelValues(server).Set(float64(p.counts[server]))
 }
 
-// removeStopped removes servers without running processes from the metric. A server returns when a process
-// starts.
+// removeStopped removes servers without running processes from the metric. A server returns to it
+// when a process starts.
 func (p *processes) removeStopped() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

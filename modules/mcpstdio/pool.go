@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// A pool holds the children of one transport configuration. It outlives the modules that use it, and
-// reports to the latest of them.
+// A pool holds the children of one transport configuration. It outlives the modules that use it.
+// Its events and logs go to the latest of them.
 type pool struct {
 	*stdio.Pool
 	key [sha256.Size]byte
@@ -26,7 +26,7 @@ type pool struct {
 	users []*user
 }
 
-// A user is a module that uses a pool. Events and logs of the pool go to it.
+// A user is a module that uses a pool.
 type user struct {
 	ctx    caddy.Context
 	logger *zap.Logger
@@ -46,16 +46,16 @@ func (u *user) serverLogger() *zap.Logger {
 // soleClient reports whether this process serves one client.
 var soleClient bool
 
-// SetSoleClient declares that this process serves one client, which owns all of its children. It must be
-// called before a configuration is loaded.
+// SetSoleClient makes one client the owner of all children of this process. It must be called
+// before a configuration is loaded.
 func SetSoleClient() { soleClient = true }
 
 var (
-	// pools are the pools in use, by hash of their configuration.
+	// pools holds the pools in use, by hash of their configuration.
 	pools = caddy.NewUsagePool()
-	// draining counts pools that are no longer used but still finish calls.
+	// draining counts pools that no module uses and that still finish calls.
 	draining sync.WaitGroup
-	// exiting cancels the draining.
+	// exiting is done when Caddy exits, which ends the draining.
 	exiting, exit = context.WithCancel(context.Background())
 )
 
@@ -90,7 +90,7 @@ func openPool(config stdio.Config) (*pool, error) {
 	return value.(*pool), nil
 }
 
-// join makes a module the pool's latest user.
+// join adds a module, which becomes the latest user.
 func (p *pool) join(u *user) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *pool) join(u *user) {
 	p.Use(u.hosts...)
 }
 
-// latest returns the module to report to. After all modules have left, it is still the last one.
+// latest returns the latest user. After all modules have left, it is the last one.
 func (p *pool) latest() *user {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -119,7 +119,7 @@ func (p *pool) leave(u *user) error {
 	return err
 }
 
-// drain runs end in the background, with a timeout.
+// drain runs end in the background, with drainTimeout.
 func (p *pool) drain(end func(context.Context)) {
 	draining.Go(func() {
 		ctx, cancel := context.WithTimeout(exiting, drainTimeout)
@@ -129,11 +129,11 @@ func (p *pool) drain(end func(context.Context)) {
 	})
 }
 
-// How long an unused pool may take to finish calls, and how long it waits for requests that are still
-// on their way.
 const (
+	// drainTimeout is how long an unused pool may take to finish calls.
 	drainTimeout = 5 * time.Minute
-	drainDelay   = 5 * time.Second
+	// drainDelay is how long an unused pool waits for requests that are still being forwarded to it.
+	drainDelay = 5 * time.Second
 )
 
 // Destruct implements caddy.Destructor. On exit it closes the pool; after a reload it drains it,
@@ -147,8 +147,8 @@ func (p *pool) Destruct() error {
 	return nil
 }
 
-// Handle implements caddyevents.Handler for the event stopping. When Caddy exits, it ends the streams
-// of clients: Caddy waits for them first, and they would never end.
+// Handle implements caddyevents.Handler for the event stopping. When Caddy exits, it ends the
+// streams of clients: Caddy waits for them first, and they would never end.
 func (p *pool) Handle(context.Context, caddy.Event) error {
 	if caddy.Exiting() {
 		p.EndStreams()

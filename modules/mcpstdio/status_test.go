@@ -15,7 +15,7 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 		t.Errorf("before the first request: %t, %v", asked, err)
 	}
 	if got := transport.Status("alpha:1")[0].State; got != stdio.Idle {
-		t.Errorf("it is %s", got)
+		t.Errorf("state %s, want %s", got, stdio.Idle)
 	}
 	before, err := strconv.Atoi(call(t, transport, "pid"))
 	if err != nil {
@@ -25,19 +25,19 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 		t.Error(err)
 	}
 	if !transport.Shares(other) {
-		t.Error("the same configuration has other children")
+		t.Error("equal configurations do not share children")
 	}
 	got := other.Status("alpha:1")[0]
 	if got.PID == before || got.State != stdio.Running || got.Restarts != 1 {
-		t.Errorf("process %d has become %+v", before, got)
+		t.Errorf("after the restart of process %d: %+v", before, got)
 	}
 	if asked, err := other.Check(t.Context(), "alpha:1"); !asked || err != nil {
-		t.Errorf("one that runs: %t, %v", asked, err)
+		t.Errorf("a running child: %t, %v", asked, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := other.Check(ctx, "alpha:1"); err == nil {
-		t.Error("it is alive for one who has left")
+		t.Error("a canceled check succeeds")
 	}
 }
 

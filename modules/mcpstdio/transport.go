@@ -1,5 +1,5 @@
-// Package mcpstdio implements http.reverse_proxy.transport.mcp_stdio, which makes MCP servers that are
-// child processes upstreams of reverse_proxy.
+// Package mcpstdio implements http.reverse_proxy.transport.mcp_stdio, which makes MCP servers that
+// are child processes upstreams of reverse_proxy.
 package mcpstdio
 
 import (
@@ -60,8 +60,8 @@ type Transport struct {
 	// The command to run and its arguments. Placeholders such as {env.HOME} are replaced. Required.
 	Command []string `json:"command,omitempty"`
 
-	// Environment variables of the child, besides PATH and HOME. Placeholders such as {env.API_KEY} are
-	// replaced, so that the configuration needs no secrets. Default: none
+	// Environment variables of the child, besides PATH and HOME. Placeholders such as {env.API_KEY}
+	// are replaced, so that the configuration need not contain secrets. Default: none
 	Env map[string]string `json:"env,omitempty"`
 
 	// Names of variables that the child inherits from Caddy's environment, besides PATH and HOME: for
@@ -73,14 +73,14 @@ type Transport struct {
 	// The child's working directory. Default: Caddy's
 	Dir string `json:"dir,omitempty"`
 
-	// How messages are separated on the child's stdin: newline or content-length. On its stdout both
-	// are understood; with newline, content-length only until the child has written a message as a
-	// line. Default: newline
+	// How messages are separated on the child's stdin: newline or content-length. On its stdout the
+	// gateway accepts both, but with newline it accepts content-length only until the child has
+	// written a message as a line. Default: newline
 	Framing stdio.Framing `json:"framing,omitempty"`
 
-	// How clients share children. shared: one child for all clients that declare the same
-	// capabilities. session: one child for each session. none: one child for all clients,
-	// initialized with sampling and elicitation whatever the clients declare.
+	// How clients share children. With shared, all clients that declare the same capabilities share
+	// one child. With session, each session has its own child. With none, all clients share one child,
+	// which is initialized with sampling and elicitation whatever the clients declare.
 	//
 	// A client cannot change what a shared child does for others: the child does not get any
 	// client's roots. It cannot tell which of several clients a server request (sampling,
@@ -101,11 +101,11 @@ type Transport struct {
 	// a second later. Default: 2s
 	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
 
-	// Size limit of a message in bytes, in either direction. A longer response fails only its own call.
-	// Default: 64 MiB
+	// Size limit of a message in bytes, in either direction. A longer response fails only its own
+	// call. Default: 64 MiB
 	MaxLine int64 `json:"max_line,omitempty"`
 
-	// How many sessions may exist. Default: 10000, or 100 if each has a child
+	// Maximum number of sessions. Default: 10000, or 100 with isolation session
 	MaxSessions int `json:"max_sessions,omitempty"`
 
 	// How long an unused session is kept. Default: 1h
@@ -113,7 +113,7 @@ type Transport struct {
 
 	pool   *pool
 	logged unlogged.Headers
-	user   *user
+	user   *user // this module as a user of the pool
 }
 
 // CaddyModule returns the Caddy module information.
@@ -219,8 +219,8 @@ func (t *Transport) setDefaults() {
 	}
 }
 
-// config resolves placeholders: those of the configuration, never of a request. Other braces stay,
-// because an argument may be JSON.
+// config returns the configuration of the pool. It replaces placeholders that do not depend on a
+// request. Other braces stay, because an argument may be JSON.
 func (t *Transport) config() stdio.Config {
 	repl := caddy.NewReplacer()
 	config := stdio.Config{
@@ -242,7 +242,7 @@ func (t *Transport) config() stdio.Config {
 	return config
 }
 
-// warnEmptyEnv warns about variables whose placeholders are empty. The child's own error is often
+// warnEmptyEnv warns of variables whose placeholders are empty. The child's own error is often
 // misleading.
 func (t *Transport) warnEmptyEnv(log *zap.Logger) {
 	repl := caddy.NewReplacer()
@@ -287,8 +287,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.logged.RoundTrip(t.withOwner(r), t.pool.RoundTrip)
 }
 
-// withOwner sets the client's address as the owner of a new session, unless a gateway in front has set
-// one.
+// withOwner sets the client's address as the owner of a new session, unless a gateway in front has
+// set one.
 func (t *Transport) withOwner(r *http.Request) *http.Request {
 	if stdio.HasOwner(r.Context()) {
 		return r

@@ -23,16 +23,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// TestMain makes a child of the test binary when it is called `<binary> ds …`.
+// TestMain runs the test binary as a child process when it is called as `<binary> ds …`.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" {
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	code := m.Run()
-	exit() // as Caddy's end does
+	exit() // as when Caddy exits
 	draining.Wait()
 	if err := goleak.Find(
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start")); err != nil && code == 0 {
@@ -49,7 +49,7 @@ func TestCaddyfile(t *testing.T) { // A1
 		want  Transport
 	}{
 		{"a command", `mcp_stdio npx -y server`, Transport{Command: []string{"npx", "-y", "server"}}},
-		{"an argument with blanks", `mcp_stdio sh -c "echo; $(x)"`, Transport{Command: []string{"sh", "-c", "echo; $(x)"}}},
+		{"an argument with spaces", `mcp_stdio sh -c "echo; $(x)"`, Transport{Command: []string{"sh", "-c", "echo; $(x)"}}},
 		{"an empty block", "mcp_stdio node {\n}", Transport{Command: []string{"node"}}},
 		{"everything", `mcp_stdio node server.js {
 			env A b
@@ -86,14 +86,14 @@ func TestCaddyfile(t *testing.T) { // A1
 	}
 }
 
-// TestCaddyfileErrors shows that each error names the word, or the line where Caddy
-// words it.
+// TestCaddyfileErrors checks that each error names the subdirective or, if Caddy writes the error,
+// the line.
 func TestCaddyfileErrors(t *testing.T) { // A2
 	tests := []struct{ name, input, want string }{
 		{"no command", `mcp_stdio`, "command"},
-		{"an unknown word", "mcp_stdio x {\n foo 1\n}", "foo"},
-		{"a word twice", "mcp_stdio x {\n dir /a\n dir /b\n}", "dir"},
-		{"a variable twice", "mcp_stdio x {\n env A b\n env A c\n}", "env A"},
+		{"an unknown subdirective", "mcp_stdio x {\n foo 1\n}", "foo"},
+		{"a duplicate subdirective", "mcp_stdio x {\n dir /a\n dir /b\n}", "dir"},
+		{"a duplicate variable", "mcp_stdio x {\n env A b\n env A c\n}", "env A"},
 		{"a variable without a value", "mcp_stdio x {\n env A\n}", "Testfile:2"},
 		{"an invalid variable name", "mcp_stdio x {\n env A=B c\n}", "env"},
 		{"three arguments of env", "mcp_stdio x {\n env A b c\n}", "env inherit <names...>"},
@@ -106,7 +106,7 @@ func TestCaddyfileErrors(t *testing.T) { // A2
 		{"no roots", "mcp_stdio x {\n roots\n}", "roots"},
 		{"an invalid duration", "mcp_stdio x {\n start_timeout soon\n}", "start_timeout"},
 		{"a negative duration", "mcp_stdio x {\n stop_grace -1s\n}", "stop_grace"},
-		{"no time", "mcp_stdio x {\n session_ttl 0\n}", "session_ttl"},
+		{"a duration of zero", "mcp_stdio x {\n session_ttl 0\n}", "session_ttl"},
 		{"an invalid size", "mcp_stdio x {\n max_line long\n}", "max_line"},
 		{"a size that is too large", "mcp_stdio x {\n max_line 9EiB\n}", "max_line"},
 		{"an invalid number", "mcp_stdio x {\n max_sessions 1.5\n}", "max_sessions"},
@@ -133,7 +133,7 @@ func newContext(t *testing.T) caddy.Context {
 	return ctx
 }
 
-func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
+func TestInvalidConfigurations(t *testing.T) { // A2
 	tests := []struct{ name, config, want string }{
 		{"no command", `{}`, "command"},
 		{"an empty command", `{"command":[""]}`, "command"},
@@ -161,7 +161,7 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
 			if transport.pool != nil {
-				t.Error("it has a pool")
+				t.Error("the transport has a pool")
 			}
 			if err := transport.Cleanup(); err != nil {
 				t.Error(err)
@@ -170,7 +170,7 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
 	}
 }
 
-// provision provisions a transport to mcptest with more of its configuration.
+// provision provisions a transport to a child of mcptest. more is appended to its configuration.
 func provision(t *testing.T, more string) *Transport {
 	t.Helper()
 	config := fmt.Sprintf(`{"command":[%q,"ds","alpha"]%s}`, os.Args[0], more)
@@ -204,7 +204,7 @@ func TestDefaults(t *testing.T) { // A1
 		t.Errorf("got %s\nwant %s", got, want)
 	}
 	if own.MaxSessions != 100 {
-		t.Errorf("%d children", own.MaxSessions)
+		t.Errorf("max_sessions %d, want 100", own.MaxSessions)
 	}
 }
 
@@ -228,11 +228,11 @@ func TestPlaceholders(t *testing.T) {
 	}
 }
 
-// A child inherits what is named, and nothing else (A40). What it may miss is known.
+// A child inherits only the listed variables (A40). Withheld lists variables that it may need.
 func TestInheritedEnvironment(t *testing.T) {
 	for _, variable := range os.Environ() {
 		name, value, _ := strings.Cut(variable, "=")
-		t.Setenv(name, value) // which restores it
+		t.Setenv(name, value) // restores it after the test
 		if err := os.Unsetenv(name); err != nil {
 			t.Fatal(err)
 		}
@@ -256,7 +256,7 @@ func TestInheritedEnvironment(t *testing.T) {
 	}
 }
 
-func TestWhoSharesAPool(t *testing.T) { // A60
+func TestSharedPools(t *testing.T) { // A60
 	first := provision(t, `,"env":{"A":"1","B":"2"}`)
 	defer first.Cleanup()
 	tests := []struct {
@@ -264,7 +264,7 @@ func TestWhoSharesAPool(t *testing.T) { // A60
 		same       bool
 	}{
 		{"the same configuration", `,"env":{"B":"2","A":"1"}`, true},
-		{"defaults that are spelled out", `,"env":{"A":"1","B":"2"},"framing":"newline","stop_grace":2000000000`, true},
+		{"written defaults", `,"env":{"A":"1","B":"2"},"framing":"newline","stop_grace":2000000000`, true},
 		{"another value of a variable", `,"env":{"A":"1","B":"3"}`, false},
 		{"another variable", `,"env":{"A":"1"}`, false},
 		{"another directory", `,"env":{"A":"1","B":"2"},"dir":"/"`, false},
@@ -277,13 +277,13 @@ func TestWhoSharesAPool(t *testing.T) { // A60
 			other := provision(t, tt.more)
 			defer other.Cleanup()
 			if (other.pool == first.pool) != tt.same {
-				t.Errorf("the same pool: %t", !tt.same)
+				t.Errorf("same pool: %t, want %t", !tt.same, tt.same)
 			}
 		})
 	}
 }
 
-// call calls a tool as a client of Caddy does, and returns the text of its result.
+// call calls a tool as a client does, and returns the text of its result.
 func call(t *testing.T, transport *Transport, tool string) string {
 	t.Helper()
 	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q}}`, tool)
@@ -312,7 +312,7 @@ func TestChildrenOutliveReloads(t *testing.T) { // A60, G27
 	more := fmt.Sprintf(`,"env":{"DS_LOG":%q}`, journal)
 	before := provision(t, more)
 	if _, err := os.Stat(journal); err == nil {
-		t.Error("Provision has started a child")
+		t.Error("Provision started a child")
 	}
 	pid := call(t, before, "pid")
 	after := provision(t, more) // a reload provisions the new one first
@@ -320,16 +320,16 @@ func TestChildrenOutliveReloads(t *testing.T) { // A60, G27
 		t.Error(err)
 	}
 	if got := call(t, after, "pid"); got != pid {
-		t.Errorf("process %s has become %s", pid, got)
+		t.Errorf("process %s, want %s", got, pid)
 	}
-	if got := call(t, before, "pid"); got != pid { // by a request that was under way
-		t.Errorf("process %s has become %s", pid, got)
+	if got := call(t, before, "pid"); got != pid { // a request that began before the reload
+		t.Errorf("process %s, want %s", got, pid)
 	}
 	if err := after.Cleanup(); err != nil {
 		t.Error(err)
 	}
-	if got := call(t, after, "pid"); got != pid { // it lingers
-		t.Errorf("process %s has become %s", pid, got)
+	if got := call(t, after, "pid"); got != pid { // children outlive Cleanup for a moment
+		t.Errorf("process %s, want %s", got, pid)
 	}
 }
 
@@ -352,7 +352,7 @@ func TestHealthChecks(t *testing.T) { // A36
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if check(ctx) == nil {
-		t.Error("healthy for one who has left")
+		t.Error("a canceled check succeeds")
 	}
 	call(t, transport, "pid")
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// warnCommand warns about a command that cannot be started on this machine, or probably does not do
-// what was meant. It is not an error, because the command may be installed later.
+// warnCommand warns of a command that cannot be started on this machine, or that probably does not
+// do what was intended. That is not an error, because the command may be installed later.
 func (t *Transport) warnCommand(log *zap.Logger, config stdio.Config) {
 	if config.Dir != "" {
 		if info, err := os.Stat(config.Dir); err != nil || !info.IsDir() {
@@ -57,8 +57,8 @@ func withoutScripts(command []string) (args []string) {
 
 var shellVariable = regexp.MustCompile(`\$\{?([A-Z_][A-Z0-9_]*)`)
 
-// shellText returns the first part of a text that only a shell would expand, and the placeholder to
-// use instead.
+// shellText returns the first part of a text that only a shell would replace, and the placeholder
+// to use instead.
 func shellText(text string) (written, placeholder string) {
 	if text == "~" || strings.HasPrefix(text, "~/") {
 		return "~", "{env.HOME}"

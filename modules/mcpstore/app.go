@@ -19,34 +19,35 @@ import (
 
 func init() { caddy.RegisterModule(App{}) }
 
-// App configures the state that replicas of a gateway share: originals of masked results, rate limits,
-// nonces, sessions, logins and so on. Without it, each process has its own.
+// App configures the store through which replicas of a gateway share state: originals of masked
+// results, rate limits, nonces, sessions, logins and so on. Without it, each replica has its own
+// state.
 type App struct {
-	// Where the state is stored. Default: the memory of the process, which other replicas do not see
+	// The engine that stores the state, such as redis. Default: memory, which shares nothing
 	EngineRaw json.RawMessage `json:"engine,omitempty" caddy:"namespace=mcp_store inline_key=engine"`
 
-	// The secret of all replicas, at least 32 characters long. It encrypts the state, and is the
-	// default session_key of gateways. Required if the engine is shared.
+	// The secret that all replicas have in common, at least 32 characters long. It encrypts the state,
+	// and is the default session_key of gateways. Required if the engine is shared.
 	SessionKey string `json:"session_key,omitempty"`
 
-	// Prefix of all keys and topics. It may have placeholders of the environment and of files. Default:
-	// "caddy-mcp:"
+	// Prefix of all keys and topics, for engines that other programs use, too. It may have
+	// placeholders such as {env.NAME} and {file./path}. Default: "caddy-mcp:"
 	Prefix string `json:"prefix,omitempty"`
 
-	// Timeout of an operation. Default: 500ms
+	// How long an operation of the store may take. Default: 500ms
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// How often a failed store is retried. Default: 1s
+	// How often to try an unavailable store again. Default: 1s
 	Retry caddy.Duration `json:"retry,omitempty"`
 
-	// What happens to calls with a rate limit while the store is unavailable. refuse rejects them;
-	// allow lets every replica apply the limit on its own. Default: refuse
+	// What to do with calls that have a rate limit while the store is unavailable. refuse rejects
+	// them; with allow, each replica applies the limit on its own. Default: refuse
 	LimitsWhenDown string `json:"limits_when_down,omitempty"`
 
-	// How many bytes of originals are kept per client. Default: 64 MiB
+	// Maximum size in bytes of all originals of one client. Default: 64 MiB
 	MaxClientBytes int64 `json:"max_client_bytes,omitempty"`
 
-	// How many bytes may wait to be written. Default: 64 MiB
+	// Maximum size in bytes of entries that wait to be written. Default: 64 MiB
 	MaxQueueBytes int64 `json:"max_queue_bytes,omitempty"`
 
 	key    []byte
@@ -56,11 +57,12 @@ type App struct {
 
 // An Opener is a module that opens an engine, in the namespace mcp_store.
 type Opener interface {
-	// Open returns the engine, or nil if nothing is shared. It does not wait for an unreachable server.
+	// Open returns the engine, or nil if nothing is shared. It does not wait for an unreachable
+	// server.
 	Open(logger *zap.Logger) (replicas.Engine, error)
 }
 
-// An Addressed is an Opener that knows the address of its engine.
+// An Addressed is an Opener whose engine has an address.
 type Addressed interface {
 	// Address returns the address for operators, without credentials.
 	Address() string

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A counted is an engine of which it is known how many are open.
+// A counted is an engine that counts in openEngines how many are open.
 type counted struct {
 	Address string `json:"address,omitempty"`
 	File    string `json:"file,omitempty"`
@@ -50,8 +50,8 @@ type countedEngine struct{ *replicastest.Engine }
 
 func (*countedEngine) Close() { openEngines.Add(-1) }
 
-// load provisions the app. The function it returns cleans up after it, as Caddy does after a reload.
-func load(t *testing.T, config string) (*App, func()) {
+// loadApp provisions the app. The returned function cleans up, as Caddy does after a reload.
+func loadApp(t *testing.T, config string) (*App, func()) {
 	t.Helper()
 	parent, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
@@ -69,38 +69,38 @@ func load(t *testing.T, config string) (*App, func()) {
 const key = `"session_key":"0123456789abcdef0123456789abcdef"`
 
 func TestReloads(t *testing.T) {
-	before, endBefore := load(t, `{"engine":{"engine":"counted","address":"a"},`+key+`}`)
+	before, endBefore := loadApp(t, `{"engine":{"engine":"counted","address":"a"},`+key+`}`)
 	defer endBefore()
 	for name, test := range map[string]struct {
 		config string
 		same   bool
 	}{
-		"the same":        {`{"engine":{"engine":"counted","address":"a"},` + key + `}`, true},
-		"a default":       {`{"engine":{"engine":"counted","address":"a"},"timeout":"500ms",` + key + `}`, true},
-		"another address": {`{"engine":{"engine":"counted","address":"b"},` + key + `}`, false},
+		"no change":         {`{"engine":{"engine":"counted","address":"a"},` + key + `}`, true},
+		"a written default": {`{"engine":{"engine":"counted","address":"a"},"timeout":"500ms",` + key + `}`, true},
+		"another address":   {`{"engine":{"engine":"counted","address":"b"},` + key + `}`, false},
 		"another key": {`{"engine":{"engine":"counted","address":"a"},` +
 			`"session_key":"abcdef0123456789abcdef0123456789"}`, false},
-		"another timeout":    {`{"engine":{"engine":"counted","address":"a"},"timeout":"1s",` + key + `}`, false},
-		"limits of each one": {`{"engine":{"engine":"counted","address":"a"},"limits_when_down":"allow",` + key + `}`, false},
+		"another timeout": {`{"engine":{"engine":"counted","address":"a"},"timeout":"1s",` + key + `}`, false},
+		"other limits":    {`{"engine":{"engine":"counted","address":"a"},"limits_when_down":"allow",` + key + `}`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			after, end := load(t, test.config)
+			after, end := loadApp(t, test.config)
 			if (after.store == before.store) != test.same {
-				t.Errorf("the store is the same: %t", !test.same)
+				t.Errorf("same store: %t, want %t", !test.same, test.same)
 			}
 			end()
 			if n := openEngines.Load(); n != 1 {
-				t.Errorf("%d engines are open after the other configuration has ended", n)
+				t.Errorf("%d engines open after the other configuration ended, want 1", n)
 			}
 		})
 	}
 	endBefore()
 	if n := openEngines.Load(); n != 0 {
-		t.Errorf("%d engines are open in the end", n)
+		t.Errorf("%d engines open after both configurations ended, want 0", n)
 	}
 }
 
-// The secret that a placeholder stands for may change without the placeholder.
+// A store is not reused if the value of the placeholder in session_key changed.
 func TestReloadWithAnotherSecret(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
 	config := `{"engine":{"engine":"counted"},"session_key":"{file.` + file + `}"}`
@@ -109,33 +109,33 @@ func TestReloadWithAnotherSecret(t *testing.T) {
 		if err := os.WriteFile(file, []byte(strings.Repeat(secret, 32)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		app, end := load(t, config)
+		app, end := loadApp(t, config)
 		defer end()
 		apps = append(apps, app)
 	}
 	if apps[0].store == apps[1].store {
-		t.Error("it is the same store")
+		t.Error("the store was reused")
 	}
 }
 
-// So may the prefix.
+// A store is not reused if the value of the placeholder in prefix changed.
 func TestReloadWithAnotherPrefix(t *testing.T) {
 	var apps []*App
 	for _, prefix := range []string{"a:", "b:"} {
 		t.Setenv("TEST_PREFIX", prefix)
-		app, end := load(t, `{"engine":{"engine":"counted"},"prefix":"{env.TEST_PREFIX}",`+key+`}`)
+		app, end := loadApp(t, `{"engine":{"engine":"counted"},"prefix":"{env.TEST_PREFIX}",`+key+`}`)
 		defer end()
 		if app.Prefix != prefix {
-			t.Errorf("the prefix is %q", app.Prefix)
+			t.Errorf("prefix %q, want %q", app.Prefix, prefix)
 		}
 		apps = append(apps, app)
 	}
 	if apps[0].store == apps[1].store {
-		t.Error("it is the same store")
+		t.Error("the store was reused")
 	}
 }
 
-// A file that an engine is opened with may have another content.
+// A store is not reused if a file of the engine, such as a certificate, changed.
 func TestReloadWithAnotherFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ca.pem")
 	config := `{"engine":{"engine":"counted","file":"` + file + `"},` + key + `}`
@@ -144,21 +144,21 @@ func TestReloadWithAnotherFile(t *testing.T) {
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		app, end := load(t, config)
+		app, end := loadApp(t, config)
 		defer end()
 		apps = append(apps, app)
 	}
 	if apps[0].store != apps[1].store || apps[1].store == apps[2].store {
-		t.Errorf("it is the same store: with the same content %t, with another one %t",
+		t.Errorf("same store with the same content: %t; with another content: %t",
 			apps[0].store == apps[1].store, apps[1].store == apps[2].store)
 	}
 }
 
-func TestNothingIsShared(t *testing.T) {
+func TestWithoutSharedStore(t *testing.T) {
 	for _, config := range []string{`{}`, `{"engine":{"engine":"memory"}}`, `{"engine":{"engine":"memory"},` + key + `}`} {
-		app, end := load(t, config)
+		app, end := loadApp(t, config)
 		if app.store != nil {
-			t.Errorf("%s has a store", config)
+			t.Errorf("%s has a shared store", config)
 		}
 		end()
 	}

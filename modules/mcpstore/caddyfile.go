@@ -59,8 +59,8 @@ func parseOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	return httpcaddyfile.App{Name: "mcp_store", Value: caddyconfig.JSON(a, nil)}, nil
 }
 
-// split splits the option in two: one with the lines of its block that words name, and one with the
-// other lines, for the engine.
+// split splits the option in two. own has the lines of its block that begin with one of the words,
+// engine has the arguments and all other lines.
 func split(d *caddyfile.Dispenser, words []string) (own, engine *caddyfile.Dispenser) {
 	ownTokens := []caddyfile.Token{d.Token()}
 	engineTokens := slices.Clone(ownTokens)

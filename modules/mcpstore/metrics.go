@@ -15,7 +15,7 @@ var (
 	up = telemetry.NewGauge("store_up", "1 while the shared store is available, else 0.")
 )
 
-// An observer counts operations.
+// An observer updates the metrics.
 type observer struct{}
 
 // Done implements [replicas.Observer].

@@ -8,21 +8,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// A Status is the state of a store, without a request to it.
+// A Status is the state of a store, as known without a request to the engine.
 type Status struct {
 	Engine    string `json:"engine"`               // such as redis
 	Address   string `json:"address,omitempty"`    // without credentials
 	Up        bool   `json:"up"`                   // if false, operations fail at once
 	Error     string `json:"error,omitempty"`      // why it is not up
-	Full      bool   `json:"full"`                 // large entries are kept only by each replica
+	Full      bool   `json:"full"`                 // large entries are kept only in each replica's memory
 	Outages   uint64 `json:"outages"`              // number of outages
 	LastError string `json:"last_error,omitempty"` // reason of the last outage
-	Waiting   int    `json:"writes_waiting"`       // writes in the background
+	Waiting   int    `json:"writes_waiting"`       // writes that wait in the background
 }
 
-// A Check is the result of a request to a store.
+// A Check is the result of a request to the engine of a store.
 type Check struct {
-	Name    string  `json:"name"` // mcp_store
+	Name    string  `json:"name"` // always mcp_store
 	Engine  string  `json:"engine"`
 	Address string  `json:"address,omitempty"`
 	Up      bool    `json:"up"`

@@ -24,10 +24,10 @@ type Store struct {
 	// ID is a hash of the settings.
 	ID [sha256.Size]byte
 
-	engine, address string // for operators
+	engine, address string // for the status
 }
 
-// stores are the open stores by ID.
+// stores holds the open stores by ID.
 var stores = caddy.NewUsagePool()
 
 // Open returns the store of a configuration, nil if nothing is shared. The caller must release it.
@@ -43,8 +43,8 @@ func Open(ctx caddy.Context) (*Store, error) {
 	return value.(*Store), nil
 }
 
-// Active returns the store of the running configuration, nil if nothing is shared. The caller must not
-// release it.
+// Active returns the store of the running configuration, nil if nothing is shared. The caller must
+// not release it.
 func Active() (*Store, error) {
 	a, err := appOf(caddy.ActiveContext())
 	if a == nil {
@@ -53,8 +53,8 @@ func Active() (*Store, error) {
 	return a.store, nil
 }
 
-// Claim claims a name for an owner in the store of a configuration, and reports whether no other owner
-// has claimed it.
+// Claim claims a name for an owner in a configuration with mcp_store. It reports whether no other
+// owner has claimed the name.
 func Claim(ctx caddy.Context, name, owner string) (claimed bool, err error) {
 	a, err := appOf(ctx)
 	if a == nil {
@@ -79,7 +79,8 @@ func (s *Store) Destruct() error {
 	return nil
 }
 
-// open returns the store of the app, which may already be open.
+// open opens the store of the app, or returns it if a configuration with the same settings has
+// opened it.
 func (a *App) open(opener Opener, logger *zap.Logger) (*Store, error) {
 	files, err := readFiles(opener)
 	if err != nil {

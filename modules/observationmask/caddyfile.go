@@ -73,7 +73,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, setting.CheckCopy(h, (*Handler).compile, (*Handler).Validate), "exempt")
 }
 
-// chars reads a number that may also be set by an argument of the directive.
+// chars reads a number of characters, which an argument of the directive may have set already.
 func chars(field **int) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		if *field != nil {

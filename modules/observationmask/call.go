@@ -19,15 +19,15 @@ const (
 	toolPlaceholder   = "http.mcp.tool"
 )
 
-// A call describes what a request asks of an MCP server. The request is parsed only when needed: by
-// the log, a placeholder or exempt.
+// A call describes a request to an MCP server. The request is parsed only if the log, a placeholder
+// or exempt needs it.
 type call struct {
 	server        string
 	logged        bool        // a handler in front of this one logs the call
 	fromGateway   bool        // a gateway has read the request and set the placeholders
 	envelope      envelope    // from the gateway's placeholders, if fromGateway
-	gatewayTarget mcp.Target  // from the gateway, if it has set it
-	body          watchedBody // otherwise: the request's body
+	gatewayTarget mcp.Target  // from the gateway's Request, if it has one
+	body          watchedBody // body of the request; unused if the gateway has all that is needed
 }
 
 // An envelope holds the members of a JSON-RPC request that identify the call.
@@ -35,7 +35,7 @@ type envelope struct {
 	jsonrpc, method, name, uri string
 }
 
-// begin sets what is known before the request is forwarded.
+// begin initializes the call before the request is forwarded.
 func (c *call) begin(server string, r *http.Request) {
 	c.server = server
 	c.gatewayTarget = requestOf(r).About
@@ -69,7 +69,8 @@ func (c *call) placeholder(key string) (any, bool) {
 	return nil, false
 }
 
-// watch returns the body of r, wrapped to record its beginning. Reading ahead would delay streaming.
+// watch returns the body of r. If the body is needed, it is wrapped to record its beginning while
+// the transport reads it; reading ahead would delay streaming.
 func (c *call) watch(r *http.Request) io.ReadCloser {
 	read := c.fromGateway && c.envelope.method != readMethod
 	if read || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
@@ -79,8 +80,8 @@ func (c *call) watch(r *http.Request) io.ReadCloser {
 	return &c.body
 }
 
-// read returns the call, as far as the body has been read. When a response begins, the server has
-// normally read the request.
+// read returns the envelope, as far as the body has been read. When a response begins, the server
+// has normally read the request.
 func (c *call) read() envelope {
 	if c.fromGateway {
 		return c.envelope
@@ -94,7 +95,7 @@ func (c *call) isRPC() bool {
 	return asked.jsonrpc == "2.0" && asked.method != ""
 }
 
-// target returns what the request asks for.
+// target returns the tool, prompt or resource that the request asks for.
 func (c *call) target(e *envelope) mcp.Target {
 	if c.gatewayTarget.Kind != mcp.Anything {
 		return c.gatewayTarget
@@ -113,14 +114,16 @@ func (c *call) target(e *envelope) mcp.Target {
 	return mcp.Target{Kind: mcp.Other}
 }
 
-// readMethod reads a resource. No placeholder names the resource.
+// readMethod is the method that reads a resource. No placeholder contains the URI of the resource,
+// so the body is needed even behind a gateway.
 const readMethod = "resources/read"
 
-// watchLimit is how many bytes of a request are recorded. Clients put the name before the arguments.
+// watchLimit is how many bytes of a request are recorded. That is enough, because clients write the
+// name before the arguments.
 const watchLimit = 64 << 10
 
-// A watchedBody records the beginning of a request body. The transport reads it on another goroutine,
-// possibly while the response arrives.
+// A watchedBody records the beginning of a request body. The transport reads the body in another
+// goroutine, possibly while the response arrives.
 type watchedBody struct {
 	io.ReadCloser
 
@@ -138,11 +141,12 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 
 var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name", "params.uri")
 
-// longestName is the longest name in bytes that is logged. The protocol allows 128 characters.
+// longestName is the maximum length in bytes of a name; longer ones are ignored. The protocol
+// allows 128 characters.
 const longestName = 1 << 10
 
-// envelope parses what was recorded. It is empty if the request is not JSON-RPC or has duplicate
-// members.
+// envelope parses the recorded bytes. It returns an empty envelope if the request is not JSON or
+// has duplicate members.
 func (b *watchedBody) envelope() (e envelope) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package observationmask implements http.handlers.observation_mask, which keeps huge tool results out
-// of an agent's context.
+// Package observationmask implements http.handlers.observation_mask, which keeps huge tool results
+// out of an agent's context.
 package observationmask
 
 import (
@@ -50,35 +50,36 @@ func init() {
 // `{http.mcp.method}` | The JSON-RPC method
 // `{http.mcp.tool}` | The name of the tool or prompt, from params.name
 type Handler struct {
-	// Strings with more characters (Unicode code points) are masked. 0 or less turns the handler off.
-	// Default: 4000
+	// Maximum length of strings in characters (Unicode code points). Longer strings are masked. 0 or
+	// less turns the handler off. Default: 4000
 	MaxChars *int `json:"max_chars,omitempty"`
 
-	// How many characters of the beginning are kept. Default: 2000, or half of max_chars if that is
-	// less
+	// How many characters to keep of the beginning of a masked string. Default: 2000, or half of
+	// max_chars if that is less
 	HeadChars *int `json:"head_chars,omitempty"`
 
-	// How many characters of the end are kept. Default: 2000, or half of max_chars if that is less
+	// How many characters to keep of the end of a masked string. Default: 2000, or half of max_chars
+	// if that is less
 	TailChars *int `json:"tail_chars,omitempty"`
 
-	// Responses, and single events of an event stream, with more bytes than this pass unmasked. If a
-	// response has no Content-Length, up to this many bytes are held in memory to find out. Default: no
-	// limit; responses are masked as they stream
+	// Maximum size in bytes of a response, or of one event of an event stream. Larger ones pass
+	// unmasked. If a response has no Content-Length, up to this many bytes are held in memory to find
+	// out. Default: no limit; responses are masked as they arrive
 	BufferLimit int `json:"buffer_limit,omitempty"`
 
-	// Never shorten the data of image and audio content, the blob of resources and the text of MCP Apps
-	// UIs: model APIs reject half an image. Default: false
+	// Never shorten the data of image and audio content, the blob of resources and the text of MCP
+	// Apps UIs: model APIs reject half an image. Default: false
 	KeepMedia bool `json:"keep_media,omitempty"`
 
-	// Keep the originals of masked strings for a limited time, and name in the marker the handle under
-	// which they can be recovered. Default: not kept
+	// Keep the originals of masked strings for a limited time, so that clients can recover them with
+	// the handle in the marker. Default: originals are not kept
 	Recover *Recover `json:"recover,omitempty"`
 
-	// Keep the structure of texts that are JSON, so that the shortened text can still be parsed.
+	// Shorten texts that are JSON without breaking their structure, so that they can still be parsed.
 	// Default: false
 	JSON bool `json:"json,omitempty"`
 
-	// Results that are never masked, by the same patterns as in the rules of clients: server::tool,
+	// Patterns of results that are never masked, as in the rules of clients: server::tool,
 	// prompt:server::name, resource:server::prefix, or server::* for a whole server. Default: none
 	Exempt []string `json:"exempt,omitempty"`
 
@@ -87,20 +88,20 @@ type Handler struct {
 	Server string `json:"server,omitempty"`
 
 	policy mask.Policy
-	exempt *acl.Policy // allows what is never masked; nil if everything is masked
+	exempt *acl.Policy // allows targets whose results are never masked; nil for none
 	store  *storepool.Store
 	logger *zap.Logger
 }
 
-// Recover configures the store of originals. All handlers with the same bounds share one store, which
-// survives configuration reloads.
+// Recover configures the store of originals. All handlers with the same bounds share one store,
+// which survives configuration reloads.
 type Recover struct {
 	// A string of more than an eighth of max_bytes is masked without a handle.
 	storepool.Bounds
 
-	// A sentence for the model in each marker that has a handle: one line of at most 200 characters. If
-	// empty, the marker has none. Default: To see more, call recover_observation with this id and a
-	// goal.
+	// A sentence in each marker that has a handle, which tells the model how to recover the original:
+	// one line of at most 200 characters. If it is empty, markers have none. Default: To see more,
+	// call recover_observation with this id and a goal.
 	Hint *string `json:"hint,omitempty"`
 }
 
@@ -128,7 +129,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return err
 }
 
-// compile sets the defaults and derives what requests need from the configuration.
+// compile sets the defaults and creates the policies.
 func (h *Handler) compile() error {
 	if h.MaxChars == nil {
 		h.MaxChars = new(mask.DefaultMaxChars)
@@ -195,7 +196,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 		request:               r,
-		cutting:               h.shortener(r), // created here because the log may be written while the response begins
+		shortener:             h.shortener(r), // created here because the log may be written while the response begins
 	}
 	mw.call.begin(h.Server, r)
 	if request := requestOf(r); request.Goal != "" {
@@ -212,9 +213,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return nil
 }
 
-// forwarded returns r for the next handler: with its body watched and without Accept-Encoding. Go's
-// transport then negotiates gzip itself and decodes it, and an encode handler in front still sees what
-// the client accepts.
+// forwarded returns r for the next handler: with its body watched and without Accept-Encoding, so
+// that Go's transport negotiates gzip itself and decodes it. r does not change, because an encode
+// handler in front needs its Accept-Encoding.
 func forwarded(r *http.Request, call *call) *http.Request {
 	body, encodings := call.watch(r), r.Header.Get("Accept-Encoding")
 	if body == r.Body && encodings == "" {
@@ -234,9 +235,9 @@ func forwarded(r *http.Request, call *call) *http.Request {
 // are not kept. Longer ones are cut to head and tail.
 const defaultHoldLimit = 8 << 20
 
-// exempted reports whether the result of a call is never masked. asked is the part of the request that
+// isExempt reports whether the result of a call is never masked. asked is the envelope as far as it
 // has been read.
-func (h *Handler) exempted(call *call, asked *envelope) bool {
+func (h *Handler) isExempt(call *call, asked *envelope) bool {
 	if mcp.Describes(asked.method) {
 		return true
 	}
@@ -263,10 +264,10 @@ func (h *Handler) Exempts(target mcp.Target) bool {
 	case mcp.Resource:
 		return h.exempt.Resource(target.Server, target.Name).Action == acl.Allow
 	}
-	return h.exempt.Other(target.Server)
+	return h.exempt.AllowsOther(target.Server)
 }
 
-// hint returns the hint in markers of recoverable strings, or nothing.
+// hint returns the hint in markers of recoverable strings, or "".
 func (h *Handler) hint() string {
 	if h.Recover == nil {
 		return ""
@@ -274,8 +275,8 @@ func (h *Handler) hint() string {
 	return *h.Recover.Hint
 }
 
-// Recovers reports whether originals are kept, and the length in characters up to which a response is
-// not masked.
+// Recovers reports whether originals are kept. maxChars is the length in characters up to which a
+// string is not masked.
 func (h *Handler) Recovers() (maxChars int, ok bool) { return h.policy.MaxChars, h.store != nil }
 
 // Cleanup releases the store.
@@ -288,7 +289,7 @@ func (r *Recover) setDefaults() {
 	}
 }
 
-// maxOriginal returns how many bytes one original may have.
+// maxOriginal returns the maximum size of an original in bytes.
 func (r *Recover) maxOriginal() int { return int(r.MaxBytes / 8) }
 
 func (r *Recover) validate(maxChars int) error {

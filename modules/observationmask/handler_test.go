@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
@@ -103,8 +103,7 @@ func proxy(t *testing.T, h *Handler, upstream http.Handler) *httptest.Server {
 
 const request = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read","arguments":{}}}`
 
-// post sends a request with a transport that decodes nothing, and returns the
-// response and its body.
+// post sends a request without decoding the response, and returns the response and its body.
 func post(t *testing.T, server *httptest.Server, header ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequest(http.MethodPost, server.URL, strings.NewReader(request))
@@ -134,8 +133,8 @@ func message(text string) string {
 	return `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":` + string(b) + `}]}}`
 }
 
-// answer serves a body as JSON.
-func answer(body string) http.HandlerFunc {
+// serveJSON returns a handler that serves a body as JSON.
+func serveJSON(body string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
@@ -148,12 +147,12 @@ func answer(body string) http.HandlerFunc {
 
 func isMasked(body string) bool { return strings.Contains(body, "[KIMI_PROXY_OBSERVATION_MASKED ") }
 
-// O14
-func TestHeadersTellTheTruth(t *testing.T) {
+// The headers describe the body as it is sent (O14).
+func TestHeadersMatchTheBody(t *testing.T) {
 	long, short := message(strings.Repeat("x", 10000)), message("short")
 	many := `{"jsonrpc":"2.0","result":[` + strings.Repeat(`"short",`, 50000) + `""]}`
 	h := provision(t, `{}`)
-	response, body := post(t, proxy(t, h, answer(long)))
+	response, body := post(t, proxy(t, h, serveJSON(long)))
 	if !isMasked(body) || response.ContentLength != int64(len(body)) || response.Header.Get("ETag") != "" {
 		t.Errorf("masked: %d bytes, %v", len(body), response.Header)
 	}
@@ -161,14 +160,14 @@ func TestHeadersTellTheTruth(t *testing.T) {
 		t.Error("masked: lost a header that does not describe the body")
 	}
 	for _, text := range []string{short, many} {
-		response, body = post(t, proxy(t, h, answer(text)))
+		response, body = post(t, proxy(t, h, serveJSON(text)))
 		if body != text || response.ContentLength != int64(len(text)) || response.Header.Get("ETag") != `"raw"` {
 			t.Errorf("untouched: %d bytes, %v", len(body), response.Header)
 		}
 	}
 }
 
-// O15
+// Responses with any supported encoding are masked (O15).
 func TestAnyUpstreamEncoding(t *testing.T) {
 	text := message(strings.Repeat("x", 100000))
 	encode := map[string]func(io.Writer) io.WriteCloser{
@@ -185,7 +184,7 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 			_ = w.Close()
 			server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Encoding", encoding)
-				answer(encoded.String())(w, r)
+				serveJSON(encoded.String())(w, r)
 			}))
 			for _, accept := range []string{"", "gzip, br, zstd", "identity"} {
 				response, body := post(t, server, "Accept-Encoding", accept)
@@ -196,7 +195,7 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 			}
 		})
 		t.Run(encoding+" event stream", func(t *testing.T) {
-			// Each event must come out before the next goes in.
+			// The upstream writes an event only after the client has received the previous one.
 			next := make(chan bool)
 			server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -229,7 +228,7 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 				}
 			}
 			if events != 3 {
-				t.Errorf("%d events", events)
+				t.Errorf("%d events, want 3", events)
 			}
 		})
 	}
@@ -248,7 +247,7 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 	t.Run("broken", func(t *testing.T) {
 		server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Encoding", "br")
-			answer("this is no brotli, and must not look like a complete answer")(w, r)
+			serveJSON("this is no brotli, and must not look like a complete answer")(w, r)
 		}))
 		response, err := http.Post(server.URL, "application/json", strings.NewReader(request))
 		if err == nil {
@@ -256,16 +255,16 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 			response.Body.Close()
 		}
 		if err == nil {
-			t.Error("a broken body looked complete")
+			t.Error("the response to a broken body is complete")
 		}
 	})
 	t.Run("unknown", func(t *testing.T) {
 		server := proxy(t, h, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Encoding", "exi")
-			answer(text)(w, r)
+			serveJSON(text)(w, r)
 		}))
 		if response, body := post(t, server); body != text || response.Header.Get("Content-Encoding") != "exi" {
-			t.Error("changed")
+			t.Error("the response was changed")
 		}
 	})
 }
@@ -290,11 +289,11 @@ func TestIOCopyIsMasked(t *testing.T) {
 	}
 }
 
-// onlyReader has no WriteTo, so that io.Copy looks for ReadFrom.
+// onlyReader hides WriteTo, so that io.Copy uses ReadFrom.
 type onlyReader struct{ io.Reader }
 
-// reverse_proxy flushes each write of an event stream. Other handlers may not.
-func TestEventsAreSentOnAsTheyAreComplete(t *testing.T) {
+// Complete events are flushed even if the next handler, unlike reverse_proxy, does not flush them.
+func TestCompleteEventsAreFlushed(t *testing.T) {
 	next := make(chan bool)
 	server := front(t, provision(t, `{}`), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -311,15 +310,15 @@ func TestEventsAreSentOnAsTheyAreComplete(t *testing.T) {
 	defer response.Body.Close()
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		if lines.Text() == "" {
-			next <- true // only now the next event is written
+			next <- true // writes the next event
 		}
 	}
 }
 
-// A stream of JSON texts is no JSON text: from the second on it is not held back.
+// A stream of several JSON values is not JSON. From the second value on it is not held back.
 func TestOtherStreamsAreNotHeldBack(t *testing.T) {
 	next := make(chan bool, 1)
-	next <- true // the first alone might be all there is
+	next <- true // the first value is held back: it may be the whole response
 	server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		for range 4 {
@@ -340,18 +339,18 @@ func TestOtherStreamsAreNotHeldBack(t *testing.T) {
 		}
 	}
 	if n != 4 {
-		t.Errorf("%d lines", n)
+		t.Errorf("%d lines, want 4", n)
 	}
 }
 
-// O14
-func TestWhatPassesAnywayKeepsItsHeaders(t *testing.T) {
+// Responses that pass unchanged keep their headers (O14).
+func TestUnchangedResponsesKeepTheirHeaders(t *testing.T) {
 	for name, test := range map[string]struct{ config, text string }{
 		"not JSON":       {`{}`, "x" + strings.Repeat("y", 3<<20)},
 		"over the limit": {`{"buffer_limit":2000000}`, message(strings.Repeat("x", 3<<20))},
 	} {
 		text := test.text
-		response, body := post(t, proxy(t, provision(t, test.config), answer(text)))
+		response, body := post(t, proxy(t, provision(t, test.config), serveJSON(text)))
 		if body != text || response.ContentLength != int64(len(text)) || response.Header.Get("ETag") == "" {
 			t.Errorf("%s: %v", name, response.Header)
 		}
@@ -372,9 +371,9 @@ func TestTrailersStayTrailers(t *testing.T) {
 	}
 }
 
-// A text may break off before anything was sent, or in the middle of a string
-// that is being cut. The client gets what arrived, and notices that it broke off.
-func TestAnUpstreamThatDiesInMidBody(t *testing.T) {
+// A response may break off before anything was sent, or in the middle of a string that is being
+// cut. The client gets the part that arrived, and sees that the response is incomplete.
+func TestUpstreamAbortsInMidBody(t *testing.T) {
 	for _, size := range []int{1000, 50000, 500000, 5000000} {
 		for _, how := range []string{"length", "chunked", "gzip"} {
 			t.Run(fmt.Sprint(size, " ", how), func(t *testing.T) {
@@ -386,7 +385,7 @@ func TestAnUpstreamThatDiesInMidBody(t *testing.T) {
 					case "length":
 						w.Header().Set("Content-Length", strconv.Itoa(len(text)))
 					case "gzip":
-						w.Header().Set("Content-Encoding", "x-gzip") // which Go's transport leaves alone
+						w.Header().Set("Content-Encoding", "x-gzip") // Go's transport does not decode it
 						z := gzip.NewWriter(w)
 						defer z.Flush()
 						out = z
@@ -405,21 +404,21 @@ func TestAnUpstreamThatDiesInMidBody(t *testing.T) {
 				defer response.Body.Close()
 				body, err := io.ReadAll(response.Body)
 				if err == nil {
-					t.Errorf("half a body looked complete: %d bytes", len(body))
+					t.Errorf("the response to half a body is complete: %d bytes", len(body))
 				}
 				if size <= 50000 && string(body) != text[:len(text)/2] {
 					t.Errorf("got %d bytes of the %d that arrived", len(body), len(text)/2)
 				}
 				if size > 500000 && !isMasked(string(body)) {
-					t.Errorf("got %d bytes, not masked", len(body))
+					t.Errorf("got %d unmasked bytes", len(body))
 				}
 			})
 		}
 	}
 }
 
-// An enclosing gateway has read the request already.
-func TestAGatewayTellsWhatIsCalled(t *testing.T) {
+// An enclosing gateway has read the request. Its placeholders win over the body.
+func TestPlaceholdersOfAGateway(t *testing.T) {
 	h := provision(t, `{"exempt":["fs::read_*"]}`)
 	for tool, masked := range map[string]bool{"read_file": false, "write_file": true} {
 		repl := caddy.NewReplacer()
@@ -427,19 +426,19 @@ func TestAGatewayTellsWhatIsCalled(t *testing.T) {
 		repl.Set("http.mcp.method", "tools/call")
 		repl.Set("http.mcp.tool", tool)
 		recorder := httptest.NewRecorder()
-		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)) // which says read
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)) // calls the tool read
 		r = caddyhttp.PrepareRequest(r, repl, recorder, new(caddyhttp.Server))
 		err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-			answer(message(strings.Repeat("x", 10000)))(w, r)
+			serveJSON(message(strings.Repeat("x", 10000)))(w, r)
 			return nil
 		}))
 		if err != nil || isMasked(recorder.Body.String()) != masked {
-			t.Errorf("%s: masked %v, %v", tool, !masked, err)
+			t.Errorf("%s: masked %v, want %v, error %v", tool, !masked, masked, err)
 		}
 	}
 }
 
-// What hosts show to people stays whole, whether a gateway has read the request or not.
+// Resources that hosts show to users are never masked, with or without an enclosing gateway.
 func TestUIResourcesAreNotMasked(t *testing.T) {
 	h := provision(t, `{}`)
 	for request, masked := range map[string]bool{
@@ -455,9 +454,9 @@ func TestUIResourcesAreNotMasked(t *testing.T) {
 		if err := json.Unmarshal([]byte(request), &m); err != nil {
 			t.Fatal(err)
 		}
-		for _, told := range []bool{false, true} {
+		for _, fromGateway := range []bool{false, true} {
 			repl := caddy.NewReplacer()
-			if told {
+			if fromGateway {
 				repl.Set("http.mcp.method", m.Method)
 			}
 			recorder := httptest.NewRecorder()
@@ -466,24 +465,24 @@ func TestUIResourcesAreNotMasked(t *testing.T) {
 			whole := message(strings.Repeat("x", 10000))
 			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 				_, err := io.Copy(io.Discard, r.Body)
-				answer(whole)(w, r)
+				serveJSON(whole)(w, r)
 				return err
 			}))
 			if got := recorder.Body.String(); err != nil || isMasked(got) != masked || !masked && got != whole {
-				t.Errorf("%s, told %t: masked %t, %v", request, told, isMasked(got), err)
+				t.Errorf("%s, placeholders set %t: masked %t, %v", request, fromGateway, isMasked(got), err)
 			}
 		}
 	}
 }
 
-func TestPlaceholdersTellWhatIsCalled(t *testing.T) {
+func TestPlaceholdersAreSet(t *testing.T) {
 	h := provision(t, `{"server":"fs"}`)
 	repl := caddy.NewReplacer()
 	recorder := httptest.NewRecorder()
 	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder,
 		new(caddyhttp.Server))
 	err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-		answer(message("x"))(w, r)
+		serveJSON(message("x"))(w, r)
 		return nil
 	}))
 	got := repl.ReplaceAll("{http.mcp.server} {http.mcp.method} {http.mcp.tool}", "")
@@ -500,7 +499,7 @@ func TestPartialContentIsNotMasked(t *testing.T) {
 		_, _ = io.WriteString(w, text)
 	}))
 	if _, body := post(t, server); body != text {
-		t.Error("changed")
+		t.Error("the response was changed")
 	}
 }
 
@@ -521,15 +520,15 @@ func TestTheFirstStatusCounts(t *testing.T) {
 	}
 }
 
-// O23
+// Originals can be recovered by their handle (O23).
 func TestRecover(t *testing.T) {
 	text := strings.Repeat("aé\n😀\"", 5000)
 	h := provision(t, `{"recover":{"ttl":"1m"},"server":"s"}`)
-	server := proxy(t, h, answer(message(text)))
+	server := proxy(t, h, serveJSON(message(text)))
 	_, first := post(t, server)
 	_, second := post(t, server)
 	if first != second {
-		t.Error("the same result was masked differently: a prompt cache would miss")
+		t.Error("the same result was masked differently, which would invalidate the prompt cache")
 	}
 	id := regexp.MustCompile(` id=(obs_[A-Za-z0-9]{10})\] `).FindStringSubmatch(first)
 	if id == nil {
@@ -541,20 +540,20 @@ func TestRecover(t *testing.T) {
 		t.Errorf("recovered %d bytes, want %d", len(got), len(literal)-2)
 	}
 	if _, _, ok := h.Original("another client", id[1]); ok {
-		t.Error("another client's handle was accepted")
+		t.Error("another client recovered the original")
 	}
 
-	// A reload: the new configuration is provisioned before the old one goes.
+	// A reload provisions the new configuration before the old one is cleaned up.
 	again := provision(t, `{"recover":{"ttl":"1m"}}`)
 	if again.store != h.store {
-		t.Error("the store did not outlive a reload")
+		t.Error("the store was lost in a reload")
 	}
 	other := provision(t, `{"recover":{"ttl":"2m"}}`)
 	if other.store == h.store {
-		t.Error("a store is shared across limits")
+		t.Error("handlers with different limits share a store")
 	}
 
-	// What is no longer configured is forgotten.
+	// A store is released with its last handler.
 	gone := new(Handler)
 	gone.Recover = &Recover{Bounds: storepool.Bounds{TTL: 1}}
 	ctx, cancel := newContext(t)
@@ -571,9 +570,9 @@ func TestRecover(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// What is too large is masked without a handle.
+	// A text that is too large to keep is masked without a handle.
 	h = provision(t, `{"recover":{"max_bytes":100000}}`)
-	if _, body := post(t, proxy(t, h, answer(message(text)))); !isMasked(body) || strings.Contains(body, " id=obs_") {
+	if _, body := post(t, proxy(t, h, serveJSON(message(text)))); !isMasked(body) || strings.Contains(body, " id=obs_") {
 		t.Errorf("got %.3000q", body)
 	}
 }
@@ -589,7 +588,7 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 	ids := map[string]string{}
 	for _, user := range []string{"alice", "bob"} {
 		next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-			answer(message(strings.Repeat("x", 10000)))(w, r)
+			serveJSON(message(strings.Repeat("x", 10000)))(w, r)
 			return nil
 		})
 		recorder := httptest.NewRecorder()
@@ -607,14 +606,14 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 		ids[user] = id
 	}
 	if ids["alice"] == ids["bob"] {
-		t.Error("two clients share a handle")
+		t.Error("two clients got the same handle")
 	}
 	if _, _, ok := h.Original("bob", ids["alice"]); ok {
-		t.Error("bob recovered what alice was given")
+		t.Error("bob recovered an original of alice")
 	}
 }
 
-// O24
+// Exempt results are not masked (O24).
 func TestExempt(t *testing.T) {
 	text := message(strings.Repeat("x", 10000))
 	for _, test := range []struct {
@@ -627,15 +626,15 @@ func TestExempt(t *testing.T) {
 		{`{"server":"fs","exempt":["fs::write"]}`, true},
 		{`{"server":"fs","exempt":["other::read"]}`, true},
 	} {
-		_, body := post(t, proxy(t, provision(t, test.config), answer(text)))
+		_, body := post(t, proxy(t, provision(t, test.config), serveJSON(text)))
 		if isMasked(body) != test.masked {
-			t.Errorf("%s: masked %v", test.config, !test.masked)
+			t.Errorf("%s: masked %v, want %v", test.config, !test.masked, test.masked)
 		}
 	}
 }
 
-// O24, O25: what a request asks for decides, and a gateway can say what that is.
-func TestWhatIsAskedDecides(t *testing.T) {
+// The target of the request decides, from the body or from an enclosing gateway (O24, O25).
+func TestTargetOfTheRequest(t *testing.T) {
 	const ask = `{"jsonrpc":"2.0","id":1,"method":"%s","params":%s}`
 	for _, test := range []struct {
 		name    string
@@ -659,18 +658,19 @@ func TestWhatIsAskedDecides(t *testing.T) {
 		{"a prompt with the name of a tool", `"fs::a"`, fmt.Sprintf(ask, "prompts/get", `{"name":"a"}`), mcp.Target{}, true},
 		{"a resource", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a/b"}`), mcp.Target{},
 			false},
-		{"a resource beside it", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///ab"}`),
+		{"a resource with the same beginning", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read",
+			`{"uri":"file:///ab"}`),
 			mcp.Target{}, true},
 		{"a resource of another server", `"resource:git::file:///a"`, fmt.Sprintf(ask, "resources/read",
 			`{"uri":"file:///a"}`), mcp.Target{}, true},
-		{"all of the server", `"fs::*"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, false},
-		{"all of the server, which may be anything", `"fs::*"`, `[]`, mcp.Target{}, false},
-		{"all tools of the server, which may be anything", `"tool:fs::*"`, `[]`, mcp.Target{}, true},
-		{"a tool that a gateway names", `"fs::a"`, "", mcp.Target{Kind: mcp.Tool, Name: "a"}, false},
-		{"a prompt that a gateway names", `"prompt:fs::a"`, "", mcp.Target{Kind: mcp.Prompt, Name: "a"}, false},
-		{"a resource that a gateway names", `"resource:file:///a"`, "", mcp.Target{Kind: mcp.Resource, Name: "file:///a"},
+		{"a whole server", `"fs::*"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, false},
+		{"a whole server and a batch", `"fs::*"`, `[]`, mcp.Target{}, false},
+		{"all tools of a server and a batch", `"tool:fs::*"`, `[]`, mcp.Target{}, true},
+		{"a tool from a gateway", `"fs::a"`, "", mcp.Target{Kind: mcp.Tool, Name: "a"}, false},
+		{"a prompt from a gateway", `"prompt:fs::a"`, "", mcp.Target{Kind: mcp.Prompt, Name: "a"}, false},
+		{"a resource from a gateway", `"resource:file:///a"`, "", mcp.Target{Kind: mcp.Resource, Name: "file:///a"},
 			false},
-		{"another than a gateway names", `"fs::b"`, fmt.Sprintf(ask, "tools/call", `{"name":"b"}`),
+		{"another tool than a gateway's", `"fs::b"`, fmt.Sprintf(ask, "tools/call", `{"name":"b"}`),
 			mcp.Target{Kind: mcp.Tool, Name: "a"}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -682,7 +682,7 @@ func TestWhatIsAskedDecides(t *testing.T) {
 			whole := message(strings.Repeat("x", 10000))
 			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 				_, err := io.Copy(io.Discard, r.Body)
-				answer(whole)(w, r)
+				serveJSON(whole)(w, r)
 				return err
 			}))
 			if got := recorder.Body.String(); err != nil || isMasked(got) != test.masked || !test.masked && got != whole {
@@ -692,8 +692,8 @@ func TestWhatIsAskedDecides(t *testing.T) {
 	}
 }
 
-// O25: where it is not known what was asked, the answer tells.
-func TestAnswersOfAnyMethod(t *testing.T) {
+// If the target is unknown, the response shows that it is a list (O25).
+func TestListsWithoutATarget(t *testing.T) {
 	list := `{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"a","description":"` + strings.Repeat("x", 10000) + `"}]}}`
 	h := provision(t, `{}`)
 	for _, test := range []struct {
@@ -709,7 +709,7 @@ func TestAnswersOfAnyMethod(t *testing.T) {
 		r := httptest.NewRequest(test.method, "/", strings.NewReader(test.request))
 		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server))
 		err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-			answer(list)(w, r)
+			serveJSON(list)(w, r)
 			return nil
 		}))
 		if got := recorder.Body.String(); err != nil || isMasked(got) != test.masked || !test.masked && got != list {
@@ -726,14 +726,14 @@ func TestCallIsReadFromTheRequest(t *testing.T) {
 		{"long arguments after the name", `{"method":"tools/call","params":{"name":"x","arguments":"` + strings.Repeat("y",
 			2*watchLimit) + `"}}`, "tools/call", "x"},
 		{"no name", `{"method":"ping"}`, "ping", ""},
-		{"no call", `[1,2]`, "", ""},
+		{"not a message", `[1,2]`, "", ""},
 		{"a repeated key", `{"method":"a","method":"b"}`, "", ""},
 		{"not JSON", `{"method":"a",}`, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			b := &watchedBody{ReadCloser: io.NopCloser(strings.NewReader(test.body))}
 			if read, err := io.ReadAll(b); err != nil || string(read) != test.body {
-				t.Fatalf("the body was changed: %v", err)
+				t.Fatalf("read another body, error %v", err)
 			}
 			if got := b.envelope(); got.method != test.method || got.name != test.tool {
 				t.Errorf("got %+v", got)
@@ -742,7 +742,7 @@ func TestCallIsReadFromTheRequest(t *testing.T) {
 	}
 }
 
-// One memory for many: what one response leaves behind must not show in another.
+// Responses share buffers, but never content.
 func TestResponsesDoNotMix(t *testing.T) {
 	server := proxy(t, provision(t, `{"keep_media":true}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := strconv.Atoi(r.URL.Query().Get("n"))
@@ -784,7 +784,7 @@ func TestResponsesDoNotMix(t *testing.T) {
 	wg.Wait()
 }
 
-// 64 MiB through the whole handler and reverse_proxy, in both orders.
+// TestMemoryDoesNotGrowWithTheResponse sends 64 MiB through the handler and reverse_proxy.
 func TestMemoryDoesNotGrowWithTheResponse(t *testing.T) {
 	for name, envelope := range map[string][2]string{
 		"jsonrpc first": {`{"jsonrpc":"2.0","id":1,"result":"`, `"}`},
@@ -816,7 +816,7 @@ func masked64MiB(t *testing.T, begin, end string) {
 	if want := "original_chars=" + strconv.Itoa(size); !strings.Contains(body, want) {
 		t.Fatalf("no %s in %.3000q", want, body)
 	}
-	if limit := uint64(size / 4); peak > limit { // all that was allocated, net/http and the race detector included
+	if limit := uint64(size / 4); peak > limit { // all allocations, with those of net/http and the race detector
 		t.Errorf("allocated %d bytes for a response of %d, more than %d", peak, size, limit)
 	}
 }
@@ -843,7 +843,7 @@ func TestConfigurationDefaults(t *testing.T) {
 
 func TestHint(t *testing.T) {
 	masked := func(config string) string {
-		_, body := post(t, proxy(t, provision(t, config), answer(message(strings.Repeat("x", 5000)))))
+		_, body := post(t, proxy(t, provision(t, config), serveJSON(message(strings.Repeat("x", 5000)))))
 		var m struct {
 			Result struct{ Content []struct{ Text string } }
 		}
@@ -860,7 +860,7 @@ func TestHint(t *testing.T) {
 			"...\n",
 		`{"recover":{"hint":""}}`:                             marker + " id=obs_ID] ...\n",
 		`{"recover":{"hint":"Use \"it\" \\ <é>"}}`:            marker + " id=obs_ID] Use \"it\" \\ <é> ...\n",
-		`{"recover":{"max_bytes":32008,"hint":"Not useful"}}`: marker + "] ...\n", // it is too large to be kept
+		`{"recover":{"max_bytes":32008,"hint":"Not useful"}}`: marker + "] ...\n", // too large to keep
 	} {
 		if got := masked(config); got != want {
 			t.Errorf("%s: got %q, want %q", config, got, want)
@@ -893,7 +893,7 @@ func TestHintInACaddyfile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := h.Recover.Hint; (got == nil) != (want == nil) || got != nil && *got != *want {
-			t.Errorf("%q: got %v", text, got)
+			t.Errorf("%q: got %v, want %v", text, got, want)
 		}
 	}
 	for _, text := range []string{"hint", "hint a b"} {

@@ -19,7 +19,7 @@ var (
 		"Characters of results after they were cut to a goal.", "server", "tool", "client")
 
 	originals = telemetry.NewCounter("originals_total",
-		"Originals kept of masked texts, by whether the call has a goal.", "server", "tool", "client", "focus")
+		"Originals of masked texts that were kept, by whether the call has a goal.", "server", "tool", "client", "focus")
 	recovered = telemetry.NewCounter("recovered_total",
 		"Originals recovered by clients, each counted once.", "server", "tool", "client", "focus")
 

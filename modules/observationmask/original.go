@@ -13,7 +13,7 @@ import (
 
 // An original is a masked text in the store.
 type original struct {
-	request Request // the request of the response it was in, without the goal
+	request Request // request of the response that contained it, without the goal
 	focused bool    // the request had a goal
 	body    []byte  // raw JSON string body, with escapes
 }
@@ -53,7 +53,8 @@ func (o *original) labels() []string {
 	return append(o.request.labels(o.request.About.Server), focused)
 }
 
-// saver returns a function that stores originals for the client of r, or nil.
+// saver returns a function that stores an original for the client of r and returns its handle, or
+// nil if originals are not kept.
 func (h *Handler) saver(r *http.Request) func([]byte) string {
 	if h.store == nil {
 		return nil
@@ -76,8 +77,8 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	}
 }
 
-// scope returns the store's owner for a client. It includes the server, because servers may share a
-// store and a client may not use all of them.
+// scope returns the owner of a client's originals in the store. It includes the server, because
+// servers may share a store, and the client may not use all of them.
 func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
 
 // Place returns where a client's originals are stored.
@@ -85,8 +86,8 @@ func (h *Handler) Place(client string) storepool.Place {
 	return storepool.Place{Store: h.store, Owner: h.scope(client)}
 }
 
-// Original returns a client's original: the raw body of a JSON string, with escapes, and what the
-// client had asked for. It counts as recovered.
+// Original returns a client's original: the raw body of a JSON string, with escapes, and the target
+// of the request whose response contained it. The original counts as recovered.
 func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
 	if h.store == nil {
 		return nil, mcp.Target{}, false
@@ -102,7 +103,8 @@ func (h *Handler) Original(client, handle string) (body []byte, target mcp.Targe
 	return o.body, o.request.About, true
 }
 
-// Kept returns the same body as Original for an operator, and does not count as recovered.
+// Kept returns the same body as Original, for an operator. The original does not count as
+// recovered.
 func (h *Handler) Kept(client, handle string) (body []byte, ok bool) {
 	if h.store == nil {
 		return nil, false

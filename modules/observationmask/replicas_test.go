@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// replica provisions a handler that shares what an engine keeps.
+// replica provisions a handler that shares an engine with other replicas.
 func replica(t *testing.T, engine *replicastest.Engine, config string) *Handler {
 	t.Helper()
 	h := new(Handler)
@@ -31,14 +31,14 @@ func replica(t *testing.T, engine *replicastest.Engine, config string) *Handler 
 	return h
 }
 
-// What one replica has cut, with the same marker as another, is found at the other. What is not cut costs nothing.
+// Replicas mask a text alike, and recover originals of each other. Unmasked results use no store.
 func TestReplicas(t *testing.T) {
 	engine := replicastest.New()
 	text := strings.Repeat("text ", 5000)
 	var bodies []string
 	for range 2 {
 		h := replica(t, engine, `{"recover":{},"server":"s"}`)
-		_, body := post(t, proxy(t, h, answer(message(text))))
+		_, body := post(t, proxy(t, h, serveJSON(message(text))))
 		bodies = append(bodies, body)
 	}
 	if bodies[0] != bodies[1] {
@@ -52,20 +52,20 @@ func TestReplicas(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, _, ok := h.Original("", id); ok != want || ok && string(got) != text {
-			t.Errorf("%s has it: %t, %d bytes", h.Server, ok, len(got))
+			t.Errorf("%s: found %t, %d bytes", h.Server, ok, len(got))
 		}
 	}
 	before := engine.Operations.Load()
-	server := proxy(t, third, answer(message("short")))
+	server := proxy(t, third, serveJSON(message("short")))
 	for range 10 {
 		if _, body := post(t, server); isMasked(body) {
-			t.Fatal("masked")
+			t.Fatal("a short text was masked")
 		}
 	}
 	if _, _, ok := third.Original("", id); !ok {
-		t.Error("it is gone")
+		t.Error("the original is gone")
 	}
 	if n := engine.Operations.Load() - before; n != 0 {
-		t.Errorf("%d operations", n)
+		t.Errorf("%d operations, want 0", n)
 	}
 }

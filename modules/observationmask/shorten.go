@@ -15,7 +15,7 @@ import (
 
 // A Request is what a gateway knows about a request whose response is masked.
 type Request struct {
-	About  mcp.Target   // what it asks for; clients that may use it may also recover its originals
+	About  mcp.Target   // target of the request; clients that may use it may recover the originals
 	Goal   string       // what the client looks for in the response, or empty
 	Label  string       // client label in metrics
 	Report *mask.Report // receives what is masked; may be nil
@@ -39,7 +39,7 @@ func requestOf(r *http.Request) *Request {
 
 var noRequest Request
 
-// A shortener shortens the texts of a response by lines or as JSON.
+// A shortener cuts the texts of a response to lines or JSON items, instead of to head and tail.
 type shortener struct {
 	ctx     context.Context
 	handler *Handler
@@ -48,8 +48,8 @@ type shortener struct {
 	elapsed time.Duration
 }
 
-// shortener returns the shortener of a response, or nil if the request has no goal and texts are not
-// cut as JSON.
+// shortener returns the shortener of a response, or nil if the request has no goal and texts are
+// not cut as JSON.
 func (h *Handler) shortener(r *http.Request) *shortener {
 	request := requestOf(r)
 	if request.Goal == "" && !h.JSON {
@@ -65,8 +65,9 @@ func (s *shortener) cutter(handle string, structured bool) *focus.Cutter {
 	}
 }
 
-// maxShortening bounds the time spent on the texts of one response; the remaining texts are cut to head and
-// tail. Thousands of texts just over the limit would take half a minute. It is a variable for tests.
+// maxShortening bounds the time spent on the texts of one response, because thousands of texts just
+// over the limit would take half a minute. The remaining texts are cut to head and tail. It is a
+// variable for tests.
 var maxShortening = 4 * time.Second
 
 // Text implements [mask.Shortener].
@@ -120,7 +121,8 @@ func (r *Request) labels(server string) []string {
 	return []string{server, name, r.Label}
 }
 
-// toolLabels bounds the tool names in metrics: a client can call tools by any name.
+// toolLabels bounds the number of tool names in metrics, because a client can call tools by any
+// name.
 type toolLabels struct {
 	mu    sync.Mutex
 	known map[[2]string]bool
@@ -131,7 +133,7 @@ const maxToolLabels = 2_000
 
 var tools = toolLabels{known: map[[2]string]bool{}}
 
-// label returns the label of a tool, "other" if there are too many.
+// label returns the label of a tool: its name, or "other" if there are too many names.
 func (t *toolLabels) label(server, tool string) string {
 	tool = mcp.Shortened(tool)
 	key := [2]string{server, tool}

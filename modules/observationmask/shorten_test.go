@@ -18,7 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// counted returns what a metric has counted.
+// counted returns the value of a counter.
 func counted(c *prometheus.CounterVec, labels ...string) float64 {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(c.WithLabelValues(labels...))
@@ -41,11 +41,11 @@ func TestShortener(t *testing.T) {
 	for _, test := range []struct {
 		name, config, goal, text string
 		has                      []string
-		valid                    bool // JSON is left
+		valid                    bool // the result is JSON
 	}{
-		{"a log by its lines", `{"recover":{}}`, goal, log.String(), []string{"334│ ERROR " + fact, "id=obs_",
+		{"a log by the goal", `{"recover":{}}`, goal, log.String(), []string{"334│ ERROR " + fact, "id=obs_",
 			"recover_observation"}, false},
-		{"without an original", `{}`, goal, log.String(), []string{"334│ ERROR " + fact, "lines="}, false},
+		{"a log without an original", `{}`, goal, log.String(), []string{"334│ ERROR " + fact, "lines="}, false},
 		{"a log by its ends", `{"json":true}`, "", log.String(), []string{"INFO request 0 served", "head=2000 tail=2000]",
 			"INFO request 999 served"}, false},
 		{"records by the goal", `{"recover":{}}`, goal, array, []string{fact, "items left out id=obs_"}, true},
@@ -65,7 +65,7 @@ func TestShortener(t *testing.T) {
 			body, _ := json.Marshal(map[string]any{"content": []any{map[string]string{"type": "text", "text": test.text}}})
 			err := h.ServeHTTP(recorder, With(r, request),
 				caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-					answer(`{"jsonrpc":"2.0","id":1,"result":`+string(body)+`}`)(w, r)
+					serveJSON(`{"jsonrpc":"2.0","id":1,"result":`+string(body)+`}`)(w, r)
 					return nil
 				}))
 			var got struct {
@@ -77,14 +77,14 @@ func TestShortener(t *testing.T) {
 			text := got.Result.Content[0].Text
 			for _, want := range test.has {
 				if !strings.Contains(text, want) {
-					t.Errorf("%q is missing in\n%s", want, text)
+					t.Errorf("no %q in\n%s", want, text)
 				}
 			}
 			if n := utf8.RuneCountInString(text); n > 4000+200 || test.goal != "" && n > 4000 {
-				t.Errorf("%d characters are left", n)
+				t.Errorf("%d characters left", n)
 			}
 			if json.Valid([]byte(text)) != test.valid {
-				t.Errorf("JSON is left: %t", !test.valid)
+				t.Errorf("valid JSON %t, want %t", !test.valid, test.valid)
 			}
 			focused := test.goal != ""
 			chars := utf8.RuneCountInString(text)
@@ -92,19 +92,19 @@ func TestShortener(t *testing.T) {
 				chars = 0
 			}
 			if n := count(focusedOut) - out; n != float64(chars) {
-				t.Errorf("%v characters are counted, of %d", n, chars)
+				t.Errorf("counted %v characters after, want %d", n, chars)
 			}
 			if n := count(focusedIn) - in; n != float64(utf8.RuneCountInString(test.text)) && focused || !focused && n != 0 {
-				t.Errorf("%v characters are counted before", n)
+				t.Errorf("counted %v characters before", n)
 			}
 			if n := count(focusCalls) - calls; focused != (n == 1) {
-				t.Errorf("%v calls are counted", n)
+				t.Errorf("counted %v calls", n)
 			}
 		})
 	}
 }
 
-// An original counts as recovered once, for the tool and the client that it was for.
+// An original counts as recovered once, for its tool and client.
 func TestRecoveredIsCountedOnce(t *testing.T) {
 	h := provision(t, `{"recover":{},"server":"counting"}`)
 	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(),
@@ -113,10 +113,10 @@ func TestRecoveredIsCountedOnce(t *testing.T) {
 	handle := h.saver(r)([]byte("body"))
 	labels := []string{"counting", "read", "ann", "yes"}
 	if body, ok := h.Kept("", handle); !ok || string(body) != "body" || counted(recovered, labels...) != 0 {
-		t.Errorf("an operator gets %s, %t; %v are recovered", body, ok, counted(recovered, labels...))
+		t.Errorf("an operator gets %s, %t; counted %v", body, ok, counted(recovered, labels...))
 	}
 	if _, ok := h.Kept("bob", handle); ok {
-		t.Error("it is kept for another owner")
+		t.Error("another owner has the original")
 	}
 	for range 2 {
 		body, about, ok := h.Original("", handle)
@@ -125,11 +125,11 @@ func TestRecoveredIsCountedOnce(t *testing.T) {
 		}
 	}
 	if kept, read := counted(originals, labels...), counted(recovered, labels...); kept != 1 || read != 1 {
-		t.Errorf("%v are kept, %v recovered", kept, read)
+		t.Errorf("counted %v originals, %v recovered", kept, read)
 	}
 }
 
-// Clients cannot make up any number of labels.
+// Clients cannot create any number of labels.
 func TestToolLabelsAreLimited(t *testing.T) {
 	labels := toolLabels{known: map[[2]string]bool{}}
 	for i := range maxToolLabels {
@@ -143,21 +143,21 @@ func TestToolLabelsAreLimited(t *testing.T) {
 	}
 }
 
-// A response of many texts does not take forever.
+// The time to shorten all texts of a response together is limited.
 func TestShortenerTime(t *testing.T) {
 	defer func(d time.Duration) { maxShortening = d }(maxShortening)
 	maxShortening = 0
 	s := &shortener{ctx: t.Context(), handler: provision(t, `{}`), request: &Request{Goal: "the payment"}}
 	text := []byte(strings.Repeat(`nothing\npayment\n`, 1000))
 	if first := s.Text(text, "", false); first == nil {
-		t.Error("the first text is not cut")
+		t.Error("the first text was not shortened")
 	}
 	if second := s.Text(text, "", false); second != nil {
-		t.Error("there is no end")
+		t.Error("the second text was shortened")
 	}
 }
 
-// The log may be written before the response has begun: the race detector sees what they share.
+// The log may be written while the response begins. The race detector checks their shared state.
 func TestLogBeforeResponse(t *testing.T) {
 	h := provision(t, `{"json":true}`)
 	recorder := httptest.NewRecorder()
@@ -166,7 +166,7 @@ func TestLogBeforeResponse(t *testing.T) {
 	err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		logged := make(chan error)
 		go func() { logged <- w.(*responseWriter).MarshalLogObject(zapcore.NewMapObjectEncoder()) }()
-		answer(`{"jsonrpc":"2.0","id":1,"result":{}}`)(w, r)
+		serveJSON(`{"jsonrpc":"2.0","id":1,"result":{}}`)(w, r)
 		return <-logged
 	}))
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// holdOutput is how many bytes of a masked JSON response are held back. Half a JSON text is useless to
-// a client, and until something is sent, the headers can still be corrected: a new Content-Length, or
-// unchanged headers if nothing was masked.
+// holdOutput is how many bytes of a masked JSON response are held back. Clients cannot use half a
+// JSON text anyway, and until the header is sent it can be corrected: it gets a new Content-Length,
+// or does not change if nothing was masked.
 const holdOutput = 1 << 20
 
 // A responseWriter masks a response as it is written.
@@ -30,14 +30,14 @@ type responseWriter struct {
 	request *http.Request
 	call    call
 
-	status  int  // 0 until WriteHeader
-	sent    bool // the header has been sent
-	state   *maskState
-	in      io.Writer                  // receives the body; nil if it passes unchanged
-	body    *httpbody.Decoder          // in, if the body is encoded
-	stream  bool                       // the body is an event stream
-	cutting *shortener                 // nil if strings are only cut to head and tail
-	masked  atomic.Pointer[mask.Stats] // so far; read by the log, perhaps before the end
+	status    int  // 0 until WriteHeader
+	sent      bool // the header has been sent
+	state     *maskState
+	in        io.Writer                  // receives the body; nil if the body passes unchanged
+	body      *httpbody.Decoder          // in, if the body is encoded
+	stream    bool                       // the body is an event stream
+	shortener *shortener                 // nil if strings are only cut to head and tail
+	masked    atomic.Pointer[mask.Stats] // so far; read by the log, perhaps before the end
 }
 
 // maskState is the state for masking one response, pooled.
@@ -64,8 +64,8 @@ func (w *responseWriter) WriteHeader(status int) {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
-	// The header of a stream is sent at once. So is that of a response with trailers: they are added to
-	// the same header map after the body.
+	// Send the header of a stream at once, and also that of a response with trailers, which are added
+	// to the same header map after the body.
 	if w.stream || w.Header().Get("Trailer") != "" {
 		_ = w.send(true, unknown)
 	}
@@ -83,7 +83,7 @@ func (w *responseWriter) begin() bool {
 		return false
 	}
 	asked := w.call.read()
-	if w.handler.exempted(&w.call, &asked) {
+	if w.handler.isExempt(&w.call, &asked) {
 		return false
 	}
 	policy := w.handler.policy
@@ -91,8 +91,8 @@ func (w *responseWriter) begin() bool {
 	policy.AnyMethod = asked.method == ""
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
-	if w.cutting != nil {
-		policy.Shorten = w.cutting
+	if w.shortener != nil {
+		policy.Shorten = w.shortener
 	}
 	encoding := httpbody.Encoding(header)
 	if policy.Limit > 0 && encoding == "" {
@@ -141,7 +141,7 @@ func (w *responseWriter) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(w.in, r)
 }
 
-// FlushError flushes masked output. A JSON response that is still held back stays so.
+// FlushError flushes masked output. It does not send output that is still held back.
 func (w *responseWriter) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -249,7 +249,8 @@ func (w *responseWriter) finish() {
 	}
 	if w.body != nil {
 		if err := w.body.Close(); err != nil {
-			w.handler.logger.Warn("decoding response", zap.Error(err), zap.String("mcp_server", w.call.server))
+			w.handler.logger.Warn("response broken off: its content encoding is invalid",
+				zap.Error(err), zap.String("mcp_server", w.call.server))
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -267,8 +268,8 @@ func (w *responseWriter) finish() {
 	w.release()
 }
 
-// abort sends the held part of a response that broke off, unmasked. The response stays visibly
-// incomplete. After finish it does nothing.
+// abort sends the part of a broken-off response that is held back, unmasked. Clients see that the
+// response is incomplete. After finish, abort does nothing.
 func (w *responseWriter) abort() {
 	if w.in == nil {
 		return
@@ -285,7 +286,7 @@ func (w *responseWriter) abort() {
 	w.release()
 }
 
-// release returns the state to the pool and adds to the gateway's report.
+// release adds the statistics to the gateway's report, and returns the state to the pool.
 func (w *responseWriter) release() {
 	if report := requestOf(w.request).Report; report != nil {
 		report.Add(&mask.Report{Stats: w.state.masker.Stats()})
@@ -330,9 +331,9 @@ func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if request := requestOf(w.request); request.Goal != "" {
 		enc.AddBool("mcp_focus", true)
 	}
-	if cutting := w.cutting; cutting != nil && cutting.in.Load() > 0 {
-		enc.AddInt64("mcp_focus_chars_in", cutting.in.Load())
-		enc.AddInt64("mcp_focus_chars_out", cutting.out.Load())
+	if shortener := w.shortener; shortener != nil && shortener.in.Load() > 0 {
+		enc.AddInt64("mcp_focus_chars_in", shortener.in.Load())
+		enc.AddInt64("mcp_focus_chars_out", shortener.out.Load())
 	}
 	return nil
 }

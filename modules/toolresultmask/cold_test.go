@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// A dialog is a conversation that grows by a turn with each request. It is so short that
-// masking pays only if the cache has nothing.
+// A dialog is a conversation that grows by a turn with each request. It is so short that masking
+// pays off only if the cache has nothing of it.
 type dialog struct {
 	t        *testing.T
 	h        *Handler
@@ -24,12 +24,12 @@ func newDialog(t *testing.T, config string) *dialog {
 	return d
 }
 
-// masked sends the next request, which is answered with a usage, and returns how many results
-// were masked.
+// masked sends the next request, whose response has a usage, and returns the number of masked
+// results.
 func (d *dialog) masked(body func(contents ...string) string, usage string) int {
 	d.t.Helper()
 	d.contents = append(d.contents, strings.Repeat("x", 4000))
-	got, _ := through(d.t, d.h, post(body(d.contents...)), func(w http.ResponseWriter) {
+	got, _ := send(d.t, d.h, post(body(d.contents...)), func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprintf(w, `{"usage":%s}`, usage)
 	})
@@ -40,8 +40,8 @@ func usage(input, cached int) string {
 	return fmt.Sprintf(`{"prompt_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`, input, cached)
 }
 
-// results returns the body of a request to Anthropic's API, the last result of which is
-// marked, or none.
+// results returns a function that returns the body of a request to Anthropic's API. mark is added
+// to the last result.
 func results(mark string) func(contents ...string) string {
 	return func(contents ...string) string {
 		var messages []string
@@ -61,12 +61,12 @@ func results(mark string) func(contents ...string) string {
 
 const anAuto = `{"clear_at_least":"auto"`
 
-// After cache_ttl, all that is old is masked, and between only what pays.
-func TestCacheThatHasExpired(t *testing.T) {
+// After cache_ttl, all old results are masked. Before, results are masked only if that pays off.
+func TestExpiredCache(t *testing.T) {
 	for config, want := range map[string][]int{
 		anAuto + `}`:                     {0, 0, 0},
-		anAuto + `,"cache_ttl":1}`:       {0, 7, 8}, // a nanosecond
-		`{"cache_ttl":1}`:                {6, 7, 8}, // which slides anyway
+		anAuto + `,"cache_ttl":1}`:       {0, 7, 8}, // 1 ns
+		`{"cache_ttl":1}`:                {6, 7, 8}, // the window moves with every turn
 		`{"step_turns":6,"cache_ttl":1}`: {6, 6, 6},
 	} {
 		d := newDialog(t, config)
@@ -80,8 +80,8 @@ func TestCacheThatHasExpired(t *testing.T) {
 	}
 }
 
-// Where answers tell that nothing was cached that should have been, masking is free, until
-// one tells that something was.
+// If responses report that nothing was cached, masking is free, until a response reports cached
+// tokens.
 func TestProviderWithoutCache(t *testing.T) {
 	d := newDialog(t, anAuto+`}`)
 	var got []int
@@ -94,17 +94,17 @@ func TestProviderWithoutCache(t *testing.T) {
 	d.masked(turns, usage(10_000, 5_000))
 	if last, next := d.masked(turns, usage(10_000, 5_000)), d.masked(turns, usage(10_000, 5_000)); last != 12 ||
 		next != 12 {
-		t.Errorf("masked %d and %d, when there is a cache after all", last, next)
+		t.Errorf("masked %d and %d after cached tokens were reported", last, next)
 	}
 	d = newDialog(t, anAuto+`}`)
-	for range 6 { // answers without usage tell nothing
+	for range 6 { // responses without usage do not count as misses
 		if n := d.masked(turns, `{}`); n != 0 {
-			t.Errorf("masked %d", n)
+			t.Errorf("masked %d, want 0", n)
 		}
 	}
 }
 
-// Anthropic caches what is marked. Others that speak its language may cache without.
+// Anthropic caches only marked parts. Other providers with the same API may cache without marks.
 func TestRequestsWithoutMarks(t *testing.T) {
 	d := newDialog(t, anAuto+`}`)
 	if n := d.masked(results(""), `{"input_tokens":10000}`); n != 6 {
@@ -112,11 +112,11 @@ func TestRequestsWithoutMarks(t *testing.T) {
 	}
 	d = newDialog(t, anAuto+`}`)
 	if n := d.masked(results(`,"cache_control":{"type":"ephemeral"}`), `{"input_tokens":10000}`); n != 0 {
-		t.Errorf("masked %d with marks", n)
+		t.Errorf("masked %d with marks, want 0", n)
 	}
 	d = newDialog(t, anAuto+`}`)
 	d.h.provider.used.Store(true)
 	if n := d.masked(results(""), `{"input_tokens":10000}`); n != 0 {
-		t.Errorf("masked %d although the provider has a cache", n)
+		t.Errorf("masked %d although the provider has a cache, want 0", n)
 	}
 }

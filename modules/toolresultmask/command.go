@@ -115,7 +115,7 @@ func (h *Handler) replay(flags caddycmd.Flags) error {
 	return newReplay(h, ttl).run(flags.Args(), os.Stdin, report)
 }
 
-// configured returns the tool_result_mask of a configuration that has the given route. Without a
+// configured returns the tool_result_mask with the given route in a configuration. Without a
 // configuration it returns one with the defaults, and says so on stderr.
 func configured(file, adapter, route string, stderr io.Writer) (*Handler, error) {
 	found := []json.RawMessage{[]byte(`{}`)}
@@ -187,10 +187,11 @@ func (h *Handler) show(body []byte, stdout, stderr io.Writer) error {
 	return h.table(&c, plan, len(body), length, stderr)
 }
 
-// errNotMasked says that the configuration lets a request pass unchanged.
+// errNotMasked means that a request passes unchanged because of the configuration.
 var errNotMasked = errors.New("not masked")
 
-// parse parses a request, unless the configuration lets it pass.
+// parse parses a request. It returns errNotMasked if the configuration lets the request pass
+// unchanged.
 func (h *Handler) parse(c *chat.Conversation, body []byte) error {
 	switch {
 	case !*h.Enabled:

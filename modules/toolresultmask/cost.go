@@ -8,23 +8,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A prompt holds the length of a request in bytes, and how much of it the provider may have cached
-// from the previous request.
+// A prompt holds the length of a request in bytes, and how many bytes at its beginning it shares
+// with the previous request. The provider may have cached these.
 type prompt struct {
-	unmasked, before int  // as received: length, and bytes shared with the previous request
-	sent, shared     int  // the same as sent
-	broken           bool // shared ends at a result that is masked for the first time
+	unmasked, unmaskedShared int  // as received: length, and bytes shared with the previous request
+	sent, shared             int  // the same as sent
+	broken                   bool // shared ends at a result that is masked for the first time
 }
 
+// promptOf returns the prompt of a request that is masked as planned.
 func promptOf(body []byte, plan chat.Plan) prompt {
 	return prompt{
-		unmasked: len(body), before: plan.Before,
+		unmasked: len(body), unmaskedShared: plan.Before,
 		sent: jsonspan.NewReader(body, plan.Edits).Len(), shared: plan.Shared,
 		broken: plan.Broken,
 	}
 }
 
-// maskedBy records that another handler has masked the request further.
+// maskedBy records that another handler has masked the same request further.
 func (p *prompt) maskedBy(other prompt) {
 	if p.sent == 0 {
 		*p = other
@@ -33,8 +34,9 @@ func (p *prompt) maskedBy(other prompt) {
 	}
 }
 
-// tokens returns the input tokens of a prompt unmasked and as sent, from the reported usage, else
-// estimated from its bytes. Masked bytes count as many tokens as the others.
+// tokens returns the number of input tokens of a prompt, unmasked and as sent: from the reported
+// usage, or else estimated from the bytes. It assumes that masked bytes have as many tokens as the
+// others.
 func (p prompt) tokens(usage chat.Usage) (unmasked, sent int64) {
 	sent = int64(usage.Input)
 	if sent == 0 {
@@ -49,15 +51,16 @@ func (p prompt) tokens(usage chat.Usage) (unmasked, sent int64) {
 // A cost is in uncached input tokens.
 type cost struct{ sent, unmasked float64 }
 
-// cost returns the cost of a prompt as sent, from the reported usage, and its estimated cost unmasked:
-// masked bytes have as many tokens as the others, and would have been read from the cache if the
-// previous request had them. Without usage, both are estimates.
+// cost returns the cost of a prompt as sent, from the reported usage, and an estimate of its cost
+// unmasked. The estimate assumes that masked bytes have as many tokens as the others, and that the
+// provider would have read them from the cache if the previous request had them. Without usage,
+// both are estimates.
 func (p prompt) cost(usage chat.Usage, prices *CachePrices) cost {
 	if usage.Input == 0 {
 		rates := bill.Prices{Read: prices.Read, Write: prices.Write}
 		return cost{
 			sent:     bill.Estimate(p.sent, p.shared, chat.MinCached).Cost(rates),
-			unmasked: bill.Estimate(p.unmasked, p.before, chat.MinCached).Cost(rates),
+			unmasked: bill.Estimate(p.unmasked, p.unmaskedShared, chat.MinCached).Cost(rates),
 		}
 	}
 	cached, rest := float64(usage.Cached), float64(max(usage.Input-usage.Cached, 0))
@@ -74,14 +77,14 @@ func (p prompt) cost(usage chat.Usage, prices *CachePrices) cost {
 	tokens := float64(usage.Input) / float64(p.sent) // per byte
 	saved := float64(p.unmasked-p.sent) * tokens
 	switch {
-	case usage.Cached == 0 && usage.CacheWrite == 0: // no cache
+	case usage.Cached == 0 && usage.CacheWrite == 0: // the provider did not use a cache
 		c.unmasked += saved
 	case !p.broken && usage.Cached == 0: // nothing of the previous request is cached
 		c.unmasked += saved * price
 	case !p.broken: // the masked bytes would have been cached, too
 		c.unmasked += saved * prices.Read
 	default:
-		read := max(float64(p.before)*tokens, cached)
+		read := max(float64(p.unmaskedShared)*tokens, cached)
 		c.unmasked = read*prices.Read + max(float64(usage.Input)+saved-read, 0)*price
 	}
 	return c

@@ -1,5 +1,5 @@
-// Package toolresultmask implements http.handlers.tool_result_mask, which keeps old tool results out
-// of the conversations that agents send to models.
+// Package toolresultmask implements http.handlers.tool_result_mask, which keeps old tool results
+// out of the conversations that agents send to models.
 package toolresultmask
 
 import (
@@ -37,10 +37,10 @@ func init() {
 // encoding, and requests signed with AWS Signature Version 4. The handler never responds with
 // an error of its own.
 //
-// Providers cache prompts by their beginning, and bill cached tokens at about a tenth. A window
-// that moves with every turn changes the beginning with every turn, and may cost more than it
-// saves. With step_turns or clear_at_least the window moves seldom, and between moves the
-// beginning of the request stays the same to the byte.
+// Providers cache prompts by their beginning, and bill cached tokens at about a tenth. If the
+// boundary between old and new turns moves with every turn, the beginning changes with every turn,
+// and masking may cost more than it saves. With step_turns or clear_at_least the boundary moves
+// seldom, and between moves the beginning of the request stays the same to the byte.
 //
 // Responses pass unchanged and without delay. The handler reads the token usage in them and
 // counts it in caddy_mcp_usage_tokens_total by route and type. caddy_mcp_prompt_cost_total
@@ -51,10 +51,10 @@ func init() {
 // both by reason. caddy_mcp_tool_results_recovered_total counts recovered results. The access log
 // has the same values for each request.
 type Handler struct {
-	// Whether the handler does anything. Default: true
+	// Mask requests. If false, all requests and responses pass unchanged. Default: true
 	Enabled *bool `json:"enabled,omitempty"`
 
-	// How many of the last turns keep their results. 0 or less masks nothing. Default: 8
+	// How many of the last turns keep their results. With 0 or less, nothing is masked. Default: 8
 	WindowTurns *int `json:"window_turns,omitempty"`
 
 	// Which old results to keep as errors. true keeps results that mention a traceback, an
@@ -65,7 +65,7 @@ type Handler struct {
 	// reports one, and results marked is_error. Default: true
 	KeepErrors *Errors `json:"keep_errors,omitempty"`
 
-	// How many of the last results of each tool are kept, however old. 0 or less: none. Default: 0
+	// How many of the last results of each tool to keep, even in old turns. Default: 0
 	KeepLastKPerTool int `json:"keep_last_k_per_tool,omitempty"`
 
 	// The text that replaces a result, with the variables {tool_call_id}, {tool_name},
@@ -78,18 +78,18 @@ type Handler struct {
 	StepTurns int `json:"step_turns,omitempty"`
 
 	// Move the boundary only if that masks at least this many tokens, estimated at four characters
-	// each. "auto" moves it when masking is expected to pay off at the cache_prices. Default: 0
+	// each. "auto" moves it when masking is expected to save money at the cache_prices. Default: 0
 	ClearAtLeast Tokens `json:"clear_at_least,omitempty"`
 
 	// Prices of prompt tokens. Default: 0.1 to read from the cache, 1.25 to write to it
 	CachePrices *CachePrices `json:"cache_prices,omitempty"`
 
-	// How much "auto" may raise the bill of a conversation that ends right after results were masked,
+	// How much "auto" may raise the bill of a conversation if it ends right after results were masked,
 	// as a share of the bill from 0 to 1. Default: 0.05
 	MaxLoss *float64 `json:"max_loss,omitempty"`
 
 	// How long the provider caches a prompt after its last use. A later request finds nothing in the
-	// cache, so "auto" masks at no cost. Default: 5m for requests that mark what to cache, as
+	// cache, so "auto" can mask at no cost. Default: 5m for requests that mark what to cache, as
 	// Anthropic's do, unless they ask for an hour; 1h for others
 	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
@@ -99,25 +99,27 @@ type Handler struct {
 	// Tools whose results are never masked: names, in which * matches any characters. Default: none
 	ExcludeTools []string `json:"exclude_tools,omitempty"`
 
-	// Requests with more bytes pass unchanged. Up to this much of each request is held in memory.
-	// Default: 32 MiB
+	// Maximum size of a request in bytes. Larger requests pass unchanged. Each request is held in
+	// memory up to this size. Default: 32 MiB
 	BufferLimit int64 `json:"buffer_limit,omitempty"`
 
-	// Total bytes of requests held in memory until they are answered. While it is used up, requests
-	// pass unchanged. Requests from one address may use half of it. Default: 512 MiB
+	// Maximum total size in bytes of the requests held in memory, each until its response is complete.
+	// Beyond it, requests pass unchanged. Requests from one address may use half of it. Default: 512
+	// MiB
 	MaxBuffered int64 `json:"max_buffered,omitempty"`
 
 	// How long a client that keeps sending may take for each 16 KiB of a request. Caddy's
 	// read_idle_timeout covers clients that send nothing. Default: 30s
 	BodyTimeout caddy.Duration `json:"body_timeout,omitempty"`
 
-	// The name of this route to a model, the label route in the usage and cost metrics. Default: none
+	// The name of this route to a model, for the label route of the usage and cost metrics, and for
+	// the console. Default: none
 	Route string `json:"route,omitempty"`
 
-	// Keep the originals of masked results, within these bounds, and name in the placeholder the id
-	// under which the tool recover_observation of an mcp_gateway in the same Caddy returns them. Only
-	// the client that sent a result can recover it: the user of Caddy's authentication or, without one,
-	// the address. Default: not kept
+	// Keep the originals of masked results, within these bounds. The placeholder has an id, with which
+	// the tool recover_observation of an mcp_gateway in the same Caddy returns the original. Only the
+	// client that sent a result can recover it: the user of Caddy's authentication or, without one,
+	// the address. Default: originals are not kept
 	Recover *storepool.Bounds `json:"recover,omitempty"`
 
 	policy    chat.Policy
@@ -217,7 +219,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.provider = new(providerCache)
 	h.held = quota.NewMeter(heldConversations, quota.Limits{
 		Bytes: h.MaxBuffered,
-		// At least one request, as received and decoded.
+		// Room for at least one request, as received and decoded.
 		OwnerBytes: max(h.MaxBuffered/2, min(h.MaxBuffered, 2*h.BufferLimit)),
 	})
 	if !h.policy.Template.NamesCall() {
@@ -363,23 +365,24 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	defer x.release()
 	x.mask(r)
-	if outer, ok := caddyhttp.GetVar(r.Context(), exchangeVar).(*modelRequest); ok {
+	if outer, ok := caddyhttp.GetVar(r.Context(), modelRequestVar).(*modelRequest); ok {
 		// A tool_result_mask in front of this one watches the response and writes the log.
 		outer.masked.add(x.masked)
 		return x.send(next, w, r)
 	}
-	caddyhttp.SetVar(r.Context(), exchangeVar, x)
+	caddyhttp.SetVar(r.Context(), modelRequestVar, x)
 	telemetry.JoinAccessLog(r, x)
 	defer func() { // even when reverse_proxy panics because either side closed in mid-body
-		caddyhttp.SetVar(r.Context(), exchangeVar, nil)
+		caddyhttp.SetVar(r.Context(), modelRequestVar, nil)
 		x.finish()
 	}()
 	return x.send(next, x, r)
 }
 
-// keep stores originals for an owner. If not all of them fit, the last ones win: agents ask for recent
-// results, and results that evict each other would be copied again with every request. A result that
-// is not stored keeps its id in the placeholder, so that the prompt stays the same.
+// keep stores originals for an owner. If not all of them fit, it stores the last ones, because
+// agents ask for recent results. Storing all of them would evict some, which would then be stored
+// again with every request. The placeholder of a result that is not stored keeps its id, so that
+// the prompt stays the same.
 func (h *Handler) keep(owner string, originals []chat.Original) {
 	entries, bytes := h.Recover.MaxEntries, h.Recover.MaxBytes
 	fits := make([]bool, len(originals))
@@ -396,8 +399,8 @@ func (h *Handler) keep(owner string, originals []chat.Original) {
 	}
 }
 
-// exchangeVar is the request variable that holds the exchange.
-const exchangeVar = "tool_result_mask.exchange"
+// modelRequestVar is the name of the request variable that holds the modelRequest.
+const modelRequestVar = "tool_result_mask.exchange"
 
 // postsJSON reports whether the body of r may be JSON: it has a JSON type or none.
 func postsJSON(r *http.Request) bool {

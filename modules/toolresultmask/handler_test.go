@@ -49,7 +49,7 @@ func provision(t *testing.T, config string) *Handler {
 	return h
 }
 
-// turns is a conversation in which a tool has answered with each of the contents.
+// turns returns a conversation with a tool result for each of the contents.
 func turns(contents ...string) string {
 	var messages []string
 	for i, content := range contents {
@@ -63,22 +63,23 @@ func turns(contents ...string) string {
 
 const placeholder = "[Observation masquée: résultat d’outil ancien (tool_call_id=call_0, outil=read, chars=4)]"
 
-// seen is what the next handler has seen of a request.
-type seen struct {
-	body, again string // as it was read, and as GetBody has it
-	err         error  // of reading it
+// receivedRequest is a request as the next handler received it.
+type receivedRequest struct {
+	body, again string // from Body and from GetBody
+	err         error  // from reading Body
 	length      int64
 	header      http.Header
 }
 
-// through sends a request through h and returns what came out on either side.
-func through(t *testing.T, h *Handler, r *http.Request, answer func(http.ResponseWriter)) (s seen,
+// send sends a request through h. It returns the request that the next handler received, and the
+// response.
+func send(t *testing.T, h *Handler, r *http.Request, answer func(http.ResponseWriter)) (s receivedRequest,
 	w *httptest.ResponseRecorder) {
 	t.Helper()
 	w = httptest.NewRecorder()
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		body, err := io.ReadAll(r.Body)
-		s = seen{body: string(body), err: err, length: r.ContentLength, header: r.Header}
+		s = receivedRequest{body: string(body), err: err, length: r.ContentLength, header: r.Header}
 		if r.GetBody != nil {
 			again, err := r.GetBody()
 			if err != nil {
@@ -97,7 +98,7 @@ func through(t *testing.T, h *Handler, r *http.Request, answer func(http.Respons
 		t.Fatal(err)
 	}
 	if use := heldConversations.Usage(); use.Entries != 0 || use.Bytes != 0 {
-		t.Errorf("%+v are still held", use)
+		t.Errorf("still held: %+v", use)
 	}
 	return s, w
 }
@@ -114,12 +115,12 @@ func TestRequestIsMasked(t *testing.T) {
 		""} {
 		r := post(turns("AAAA", "BBBB"))
 		r.Header.Set("Content-Type", contentType)
-		got, _ := through(t, h, r, nil)
+		got, _ := send(t, h, r, nil)
 		if want := turns(placeholder, "BBBB"); got.body != want || got.length != int64(len(want)) ||
 			got.header.Get("Content-Length") != fmt.Sprint(len(want)) {
 			t.Errorf("%q: sent %d %s", contentType, got.length, got.body)
 		}
-		// A transport may have to send it again.
+		// A transport may send the request again.
 		if got.again != got.body {
 			t.Errorf("%q: again %s", contentType, got.again)
 		}
@@ -134,14 +135,14 @@ func TestRequestPasses(t *testing.T) {
 	}{
 		{"T2 disabled", `{"window_turns":1,"enabled":false}`, nil},
 		{"T3 without a window", `{"window_turns":0}`, nil},
-		{"T3 with less than none", `{"window_turns":-1}`, nil},
+		{"T3 with a negative window", `{"window_turns":-1}`, nil},
 		{"T29 another method", `{"window_turns":1}`, func(r *http.Request) { r.Method = "PUT" }},
 		{"T29 another type", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }},
 		{"T24 over the limit", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), nil},
-		{"T24 over the limit, and not announced", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1),
+		{"T24 over the limit, without a length", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1),
 			func(r *http.Request) { r.ContentLength = -1 }},
-		{"T24 more than all requests may hold", fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, len(body)-1), nil},
-		{"T24 more than all requests may hold, and not announced", `{"window_turns":1,"max_buffered":10}`,
+		{"T24 over the limit of all requests", fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, len(body)-1), nil},
+		{"T24 over the limit of all requests, without a length", `{"window_turns":1,"max_buffered":10}`,
 			func(r *http.Request) { r.ContentLength = -1 }},
 		{"T24 a wrong encoding", `{"window_turns":1}`, func(r *http.Request) {
 			r.Header.Set("Content-Encoding", "gzip")
@@ -156,23 +157,22 @@ func TestRequestPasses(t *testing.T) {
 				test.change(r)
 			}
 			header, length := r.Header.Clone(), r.ContentLength
-			got, _ := through(t, provision(t, test.config), r, nil)
+			got, _ := send(t, provision(t, test.config), r, nil)
 			if got.body != body || got.length != length || fmt.Sprint(got.header) != fmt.Sprint(header) {
 				t.Errorf("sent %d %s %v", got.length, got.body, got.header)
 			}
 		})
 	}
 	t.Run("exactly as long as the limit", func(t *testing.T) {
-		got, _ := through(t, provision(t, fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body))), post(body), nil)
+		got, _ := send(t, provision(t, fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body))), post(body), nil)
 		if got.body == body {
-			t.Error("not masked")
+			t.Error("the request was not masked")
 		}
 	})
 }
 
-// Who deals with a request when the next handlers have failed has the one that they
-// were given: masked, and with a body.
-func TestRequestIsStillThereAfterAnError(t *testing.T) {
+// Error handlers get the request as the next handlers did: masked, and with a body.
+func TestRequestAfterAnError(t *testing.T) {
 	for _, body := range []string{turns("AAAA", "BBBB"), turns("AAAA")} {
 		failure := errors.New("no upstream")
 		w := httptest.NewRecorder()
@@ -187,9 +187,8 @@ func TestRequestIsStillThereAfterAnError(t *testing.T) {
 	}
 }
 
-// T24: of a request that breaks off, what has come passes, and where it broke off is
-// where it breaks off for the next handler.
-func TestRequestThatBreaksOff(t *testing.T) {
+// T24: the next handler gets the part of an interrupted request that arrived, and then the error.
+func TestInterruptedRequest(t *testing.T) {
 	broke := errors.New("connection reset")
 	h := provision(t, `{"window_turns":1}`)
 	body := turns("AAAA", "BBBB")
@@ -198,39 +197,39 @@ func TestRequestThatBreaksOff(t *testing.T) {
 		r.Body = io.NopCloser(io.MultiReader(iotest.OneByteReader(strings.NewReader(body)), iotest.ErrReader(broke)))
 		r.ContentLength = length
 		before := count(passedConversations, string(unreadable))
-		got, _ := through(t, h, r, nil)
+		got, _ := send(t, h, r, nil)
 		if got.body != body || !errors.Is(got.err, broke) || got.length != length {
 			t.Errorf("sent %d %s, %v", got.length, got.body, got.err)
 		}
 		if n := count(passedConversations, string(unreadable)) - before; n != 1 {
-			t.Errorf("counted %v times", n)
+			t.Errorf("counted %v times, want 1", n)
 		}
 	}
 }
 
-// What a request holds counts once as it came and once decoded.
+// A compressed request counts as received and as decoded.
 func TestMemoryOfCompressedRequests(t *testing.T) {
 	var compressed bytes.Buffer
 	zw := gzip.NewWriter(&compressed)
 	_, _ = zw.Write([]byte(turns("AAAA", "BBBB")))
 	_ = zw.Close()
-	whole := compressed.Len() + 1 + 4<<10 + 1 // room for each, and for a byte more; of no announced length, 4 KiB
+	whole := compressed.Len() + 1 + 4<<10 + 1 // both, with a byte to detect the end; 4 KiB without a known length
 	for limit, want := range map[int]string{whole: turns(placeholder, "BBBB"), whole - 1: compressed.String(),
 		compressed.Len(): compressed.String()} {
 		r := post(compressed.String())
 		r.Header.Set("Content-Encoding", "gzip")
 		before := count(passedConversations, string(memoryFull))
-		got, _ := through(t, provision(t, fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, limit)), r, nil)
+		got, _ := send(t, provision(t, fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, limit)), r, nil)
 		if got.body != want {
-			t.Errorf("of %d bytes, sent %q", limit, got.body)
+			t.Errorf("limit %d: sent %q", limit, got.body)
 		}
 		if passed := count(passedConversations, string(memoryFull)) > before; passed == (limit == whole) {
-			t.Errorf("of %d bytes, passed %t", limit, passed)
+			t.Errorf("limit %d: passed %t", limit, passed)
 		}
 	}
 }
 
-// One address cannot take all of max_buffered, whatever it holds.
+// One network cannot use all of max_buffered.
 func TestMemoryOfOneAddress(t *testing.T) {
 	body := turns("AAAA", "BBBB")
 	h := provision(t, fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d,"max_buffered":%d}`, len(body), 5*len(body)))
@@ -252,25 +251,25 @@ func TestMemoryOfOneAddress(t *testing.T) {
 	serve("[2001:db8::1]:1", func() {
 		serve("[2001:db8::2]:2", func() {
 			if got := serve("[2001:db8::3]:3", func() {}); got != body {
-				t.Errorf("a third of the same network: %q", got)
+				t.Errorf("a third request from the same network: %q", got)
 			}
 			if got := serve("192.0.2.1:1", func() {}); got != masked {
-				t.Errorf("one of another: %q", got)
+				t.Errorf("a request from another network: %q", got)
 			}
 		})
 	})
 	if got := serve("[2001:db8::3]:3", func() {}); got != masked {
-		t.Errorf("after that: %q", got)
+		t.Errorf("after the other requests: %q", got)
 	}
 	if use := heldConversations.Usage(); use.Entries != 0 || use.Bytes != 0 {
-		t.Errorf("%+v are still held", use)
+		t.Errorf("still held: %+v", use)
 	}
 }
 
 const chatAnswer = `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,` +
 	`"prompt_tokens_details":{"cached_tokens":7}}}`
 
-// count is what a counter has counted.
+// count returns the value of a counter.
 func count(c *prometheus.CounterVec, labels ...string) float64 {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(c.WithLabelValues(labels...))
@@ -278,8 +277,8 @@ func count(c *prometheus.CounterVec, labels ...string) float64 {
 	return families[0].Metric[0].Counter.GetValue()
 }
 
-// used returns what is counted of a route, as a text.
-func used(route string) string {
+// usageOf returns the counted tokens of a route: input, cached, cache_write, output.
+func usageOf(route string) string {
 	var out []string
 	for _, kind := range []string{"input", "cached", "cache_write", "output"} {
 		out = append(out, fmt.Sprint(count(usageTokens, route, kind)))
@@ -287,8 +286,8 @@ func used(route string) string {
 	return strings.Join(out, " ")
 }
 
-// T26, T38: the answer passes as it is, however it is written, and its usage is read.
-func TestAnswer(t *testing.T) {
+// T26, T38: responses pass unchanged, however they are written, and their usage is read.
+func TestResponse(t *testing.T) {
 	var compressed bytes.Buffer
 	zw := gzip.NewWriter(&compressed)
 	_, _ = zw.Write([]byte(chatAnswer))
@@ -305,7 +304,7 @@ func TestAnswer(t *testing.T) {
 				_, _ = io.WriteString(w, body[i:i+1])
 			}
 		}},
-		{"by io.Copy", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
+		{"with io.Copy", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
 			_, _ = io.Copy(w, strings.NewReader(body))
 		}},
 		{"with a status", "application/json", "", chatAnswer, "10 7 0 2", func(w http.ResponseWriter, body string) {
@@ -317,13 +316,13 @@ func TestAnswer(t *testing.T) {
 		{"with a wrong encoding", "application/json", "br", chatAnswer, "0 0 0 0", nil},
 		{"with an unknown encoding", "application/json", "rot13", chatAnswer, "0 0 0 0", nil},
 		{"events", "text/event-stream", "", "data: " + chatAnswer + "\n\ndata: [DONE]\n\n", "10 7 0 2", nil},
-		{"no JSON", "text/html", "", "<html>", "0 0 0 0", nil},
-		{"nothing", "", "", "", "0 0 0 0", func(http.ResponseWriter, string) {}},
+		{"HTML", "text/html", "", "<html>", "0 0 0 0", nil},
+		{"no response", "", "", "", "0 0 0 0", func(http.ResponseWriter, string) {}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			route := rand.Text() // counters live as long as the process
 			h := provision(t, `{"window_turns":0,"route":"`+route+`"}`)
-			_, w := through(t, h, post("{}"), func(w http.ResponseWriter) {
+			_, w := send(t, h, post("{}"), func(w http.ResponseWriter) {
 				for name, value := range map[string]string{"Content-Type": test.contentType, "Content-Encoding": test.encoding} {
 					if value != "" {
 						w.Header().Set(name, value)
@@ -336,29 +335,29 @@ func TestAnswer(t *testing.T) {
 				_, _ = io.WriteString(w, test.body)
 			})
 			if w.Body.String() != test.body {
-				t.Errorf("answered %q", w.Body)
+				t.Errorf("got response %q", w.Body)
 			}
-			if got := used(route); got != test.want {
-				t.Errorf("used %s, want %s", got, test.want)
+			if got := usageOf(route); got != test.want {
+				t.Errorf("usage %s, want %s", got, test.want)
 			}
 		})
 	}
 }
 
-// reverse_proxy panics when an answer breaks off. What has been told by then counts,
-// and nothing is left behind: goleak watches over the decoder.
-func TestAnswerThatBreaksOff(t *testing.T) {
+// reverse_proxy panics when a response breaks off. The usage read by then counts, and goleak checks
+// that the decoder ends.
+func TestInterruptedResponse(t *testing.T) {
 	route := rand.Text()
 	h := provision(t, `{"route":"`+route+`"}`)
 	defer func() {
 		if p := recover(); p != http.ErrAbortHandler {
 			t.Errorf("panic %v", p)
 		}
-		if got := used(route); got != "10 7 0 2" {
-			t.Errorf("used %s", got)
+		if got := usageOf(route); got != "10 7 0 2" {
+			t.Errorf("usage %s", got)
 		}
 	}()
-	through(t, h, post("{}"), func(w http.ResponseWriter) {
+	send(t, h, post("{}"), func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.Header().Set("Content-Encoding", "gzip")
 		zw := gzip.NewWriter(w)
@@ -368,8 +367,8 @@ func TestAnswerThatBreaksOff(t *testing.T) {
 	})
 }
 
-// An answer that grows without end when it is decoded is looked at only so far.
-func TestAnswerThatIsABomb(t *testing.T) {
+// A decompression bomb is read only up to a limit.
+func TestDecompressionBomb(t *testing.T) {
 	var bomb bytes.Buffer
 	zw, _ := gzip.NewWriterLevel(&bomb, gzip.BestCompression)
 	_, _ = zw.Write([]byte(`{"a":"`))
@@ -379,16 +378,16 @@ func TestAnswerThatIsABomb(t *testing.T) {
 	_, _ = zw.Write([]byte(`",` + chatAnswer[1:]))
 	_ = zw.Close()
 	h := provision(t, `{"route":"bomb"}`)
-	_, w := through(t, h, post("{}"), func(w http.ResponseWriter) {
+	_, w := send(t, h, post("{}"), func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Encoding", "gzip")
 		_, _ = w.Write(bomb.Bytes())
 	})
 	if !bytes.Equal(w.Body.Bytes(), bomb.Bytes()) {
-		t.Error("the answer was changed")
+		t.Error("the response was changed")
 	}
-	if got := used("bomb"); got != "0 0 0 0" {
-		t.Errorf("used %s", got)
+	if got := usageOf("bomb"); got != "0 0 0 0" {
+		t.Errorf("usage %s", got)
 	}
 }
 
@@ -396,13 +395,13 @@ func TestKeepErrorsAsJSON(t *testing.T) {
 	for _, text := range []string{`{"keep_errors":true}`, `{"keep_errors":false}`, `{"keep_errors":"precise"}`} {
 		h := provision(t, text)
 		if out, err := json.Marshal(Handler{KeepErrors: h.KeepErrors}); string(out) != text || err != nil {
-			t.Errorf("%s became %s, %v", text, out, err)
+			t.Errorf("%s: got %s, %v", text, out, err)
 		}
 	}
 }
 
-// What an operator can mend is said once, with what to do; everything else is for those
-// who look for it.
+// Reasons that an operator can fix are logged once as a warning, and then at the debug level, as
+// are all others.
 func TestReasonsAreLoggedOnce(t *testing.T) {
 	orphan := strings.Replace(turns("AAAA", "BBBB"), `"tool_call_id":"call_0"`, `"tool_call_id":"x"`, 1)
 	image := strings.Replace(turns("AAAA", "BBBB"), `"AAAA"`, `[{"type":"image_url"}]`, 1)
@@ -431,7 +430,7 @@ func TestReasonsAreLoggedOnce(t *testing.T) {
 				if test.change != nil {
 					test.change(r)
 				}
-				if got, _ := through(t, h, r, nil); got.body != test.body {
+				if got, _ := send(t, h, r, nil); got.body != test.body {
 					t.Errorf("sent %s", got.body)
 				}
 			}
@@ -447,19 +446,19 @@ func TestClearAtLeastAsJSON(t *testing.T) {
 	for _, text := range []string{`{"clear_at_least":"auto"}`, `{"clear_at_least":2000}`, `{}`} {
 		h := provision(t, text)
 		if out, err := json.Marshal(Handler{ClearAtLeast: h.ClearAtLeast}); string(out) != text || err != nil {
-			t.Errorf("%s became %s, %v", text, out, err)
+			t.Errorf("%s: got %s, %v", text, out, err)
 		}
 	}
 }
 
-// A model may answer before it has read the request, and go on reading. What it gets after
-// the handler has returned is of that request, and not of those that came after it.
-func TestAnswerBeforeTheRequestIsRead(t *testing.T) {
-	const requests, size = 8, 8 << 20 // more than the buffers of a connection take
+// A model may respond before it has read the request, and read on after the handler has returned.
+// It must not get bytes of later requests, which may reuse the buffer.
+func TestResponseBeforeTheRequestIsRead(t *testing.T) {
+	const requests, size = 8, 8 << 20 // more than the buffers of a connection hold
 	var mu sync.Mutex
 	got := map[string]bool{}
 	var reading sync.WaitGroup
-	all := make(chan struct{}) // requests were made
+	all := make(chan struct{}) // closed when all requests were sent
 	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer reading.Done()
 		_ = http.NewResponseController(w).EnableFullDuplex()
@@ -469,7 +468,7 @@ func TestAnswerBeforeTheRequestIsRead(t *testing.T) {
 		<-all
 		body, _ := io.ReadAll(r.Body)
 		if !strings.HasPrefix(turns(strings.Repeat(of, size)), string(body)) {
-			t.Errorf("of the request of %s came something else", of)
+			t.Errorf("request %s arrived with another body", of)
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -494,7 +493,7 @@ func TestAnswerBeforeTheRequestIsRead(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			answers = append(answers, resp.Body) // not closed, which would end the request, too
+			answers = append(answers, resp.Body) // closing it would end the request, too
 			return nil
 		})); err != nil {
 			t.Error(err)
@@ -507,25 +506,25 @@ func TestAnswerBeforeTheRequestIsRead(t *testing.T) {
 		answer.Close()
 	}
 	if len(got) != requests {
-		t.Errorf("%d requests came", len(got))
+		t.Errorf("%d requests arrived, want %d", len(got), requests)
 	}
 }
 
-// The next request of a conversation is masked as if it was the first, and the bodies of
-// one are not left in the other.
+// The next request of a conversation is masked as if it were the first, and has no bytes of earlier
+// ones.
 func TestNextTurn(t *testing.T) {
 	h := provision(t, `{"window_turns":1}`)
 	var contents []string
 	for i := range 40 {
 		contents = append(contents, strings.Repeat(string(rune('A'+i%26)), 4000))
 		body := turns(contents...)
-		want, _ := through(t, provision(t, `{"window_turns":1}`), post(body), nil)
-		got, _ := through(t, h, post(body), nil)
+		want, _ := send(t, provision(t, `{"window_turns":1}`), post(body), nil)
+		got, _ := send(t, h, post(body), nil)
 		if got.body != want.body || got.again != want.body || (len(got.body) < len(body)) != (i > 0) {
 			t.Fatalf("turn %d: sent %d bytes, want %d", i, len(got.body), len(want.body))
 		}
 	}
 	if use := rememberedConversations.Usage(); use.Entries == 0 {
-		t.Errorf("%+v is remembered", use)
+		t.Errorf("no conversation is remembered: %+v", use)
 	}
 }

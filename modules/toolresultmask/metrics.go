@@ -25,5 +25,5 @@ var (
 	usageTokens = telemetry.NewCounter("usage_tokens_total",
 		"Tokens that models report: input, cached and cache_write (both part of input), and output.", "route", "type")
 	promptCost = telemetry.NewCounter("prompt_cost_total",
-		"Cost of prompts in uncached input tokens, as sent and as if unmasked.", "route", "of")
+		"Cost of prompts in uncached input tokens, as sent and unmasked.", "route", "of")
 )

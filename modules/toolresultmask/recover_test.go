@@ -15,9 +15,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
-// kept returns the original of each placeholder in a text that a client at an address
-// gets back.
-func kept(text, address string) (all []string) {
+// recoverAll returns the original of each placeholder in a text, as recovered by a client at an
+// address. It is "-" for originals that are not found.
+func recoverAll(text, address string) (all []string) {
 	for _, id := range regexp.MustCompile(`obs_\w{10}`).FindAllString(text, -1) {
 		body, ok := toolresults.Originals{}.Original("", address, id)
 		if !ok {
@@ -28,53 +28,54 @@ func kept(text, address string) (all []string) {
 	return all
 }
 
-// address is where the requests of httptest come from.
+// address is the client address of httptest requests.
 const address = "192.0.2.1"
 
 func TestRecover(t *testing.T) {
 	h := provision(t, `{"window_turns":1,"recover":{}}`)
 	before := count(toolresults.Recovered)
-	got, _ := through(t, h, post(turns("AAAA", `B\n\u00e9`, "CCCC")), nil)
-	if want := `[AAAA B\n\u00e9]`; fmt.Sprint(kept(got.body, address)) != want {
-		t.Errorf("%s are kept of %s", kept(got.body, address), got.body)
+	got, _ := send(t, h, post(turns("AAAA", `B\n\u00e9`, "CCCC")), nil)
+	if want := `[AAAA B\n\u00e9]`; fmt.Sprint(recoverAll(got.body, address)) != want {
+		t.Errorf("recovered %s from %s", recoverAll(got.body, address), got.body)
 	}
 	if strings.Contains(got.body, "AAAA") || !strings.Contains(got.body, "outil=read, chars=4, id=obs_") {
 		t.Errorf("sent %s", got.body)
 	}
-	if fmt.Sprint(kept(got.body, "192.0.2.2")) != "[- -]" {
-		t.Error("another address has them")
+	if fmt.Sprint(recoverAll(got.body, "192.0.2.2")) != "[- -]" {
+		t.Error("another address recovered an original")
 	}
-	if n := count(toolresults.Recovered) - before; n != 2 { // asked for twice each
-		t.Errorf("counted %v recovered results", n)
+	// Each original was recovered twice, but counts once.
+	if n := count(toolresults.Recovered) - before; n != 2 {
+		t.Errorf("counted %v recovered results, want 2", n)
 	}
-	again, _ := through(t, h, post(got.body), nil)
+	again, _ := send(t, h, post(got.body), nil)
 	if again.body != got.body {
 		t.Errorf("masked again: %s", again.body)
 	}
 }
 
-// A placeholder has an id whether or not the original could be kept. Of more originals
-// than fit, the last ones stay.
+// Every placeholder has an id, even if its original is not kept. If not all originals fit, the last
+// ones are kept.
 func TestRecoverBounds(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"max_entries":2}`: "[- - CC DD]",
 		`{"max_bytes":4}`:   "[- - CC DD]",
-		`{"max_bytes":7}`:   "[A - CC DD]", // of which the second is too long for what is left
+		`{"max_bytes":7}`:   "[A - CC DD]", // BBBB does not fit
 		`{"max_bytes":1}`:   "[A - - -]",
 	} {
 		t.Run(config, func(t *testing.T) {
 			h := provision(t, `{"window_turns":1,"recover":`+config+`}`)
 			for range 3 {
-				got, _ := through(t, h, post(turns("A", "BBBB", "CC", "DD", "EE")), nil)
-				if all := fmt.Sprint(kept(got.body, address)); all != want {
-					t.Errorf("%s are kept, want %s", all, want)
+				got, _ := send(t, h, post(turns("A", "BBBB", "CC", "DD", "EE")), nil)
+				if all := fmt.Sprint(recoverAll(got.body, address)); all != want {
+					t.Errorf("recovered %s, want %s", all, want)
 				}
 			}
 		})
 	}
 }
 
-// Every request that has a result renews the life of its original.
+// Every request that contains a result renews its original.
 func TestRecoverRenews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := new(Handler)
@@ -95,20 +96,20 @@ func TestRecoverRenews(t *testing.T) {
 			h.keep(owner, plan)
 			time.Sleep(40 * time.Second)
 		}
-		if got := kept("obs_0123456789", address); got[0] != "AAAA" {
-			t.Error("not renewed")
+		if got := recoverAll("obs_0123456789", address); got[0] != "AAAA" {
+			t.Error("the original was not renewed")
 		}
 		time.Sleep(time.Minute)
-		if got := kept("obs_0123456789", address); got[0] != "-" {
-			t.Error("it outlived its time")
+		if got := recoverAll("obs_0123456789", address); got[0] != "-" {
+			t.Error("the original outlived its ttl")
 		}
 	})
 }
 
-// Stores go with the last handler that keeps originals in them.
+// A store is released with its last handler.
 func TestRecoverAcrossReloads(t *testing.T) {
 	if (toolresults.Originals{}).Kept() {
-		t.Fatal("a store is left of another test")
+		t.Fatal("another test left a store open")
 	}
 	handler := func(config string) *Handler {
 		h := new(Handler)
@@ -127,20 +128,20 @@ func TestRecoverAcrossReloads(t *testing.T) {
 	for _, config := range []string{`{}`, `{"enabled":false,"recover":{}}`} {
 		h := handler(config)
 		if (toolresults.Originals{}).Kept() {
-			t.Errorf("%s keeps originals", config)
+			t.Errorf("%s opens a store", config)
 		}
 		_ = h.Cleanup()
 	}
 	before := handler(`{"window_turns":1,"recover":{}}`)
-	got, _ := through(t, before, post(turns("AAAA", "BBBB")), nil)
+	got, _ := send(t, before, post(turns("AAAA", "BBBB")), nil)
 	after := handler(`{"window_turns":2,"recover":{}}`)
 	_ = before.Cleanup()
-	if fmt.Sprint(kept(got.body, address)) != "[AAAA]" {
-		t.Error("gone after a reload")
+	if fmt.Sprint(recoverAll(got.body, address)) != "[AAAA]" {
+		t.Error("the original was lost in a reload")
 	}
 	_ = after.Cleanup()
-	if fmt.Sprint(kept(got.body, address)) != "[-]" || (toolresults.Originals{}).Kept() {
-		t.Error("still there after all handlers are gone")
+	if fmt.Sprint(recoverAll(got.body, address)) != "[-]" || (toolresults.Originals{}).Kept() {
+		t.Error("the store outlived its last handler")
 	}
 }
 
@@ -162,8 +163,7 @@ func TestRecoverNeedsAnID(t *testing.T) {
 	}
 }
 
-// BenchmarkRecover is what recover costs: 1 MB of results, of which all but the last are
-// masked.
+// BenchmarkRecover masks 1 MB of results, all but the last one, with and without keeping originals.
 func BenchmarkRecover(b *testing.B) {
 	contents := make([]string, 201)
 	for i := range contents {
@@ -186,7 +186,7 @@ func BenchmarkRecover(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				plan := x.decide(body)
+				plan := x.planChanges(body)
 				if h.originals != nil {
 					h.keep(toolresults.Owner(r), plan.Originals)
 				}

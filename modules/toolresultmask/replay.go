@@ -19,8 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/transcript"
 )
 
-// A replay sends the conversations of transcripts, masked and unmasked, to a simulated provider that
-// bills them.
+// A replay sends the conversations of transcripts, masked and unmasked, to a simulated provider
+// that bills them.
 type replay struct {
 	handler          *Handler
 	prices           bill.Prices
@@ -85,8 +85,8 @@ type unreadFile struct {
 // maxTranscript is the largest file in bytes. Files are read into memory.
 const maxTranscript = 256 << 20
 
-// transcriptsIn yields the files at the paths, and files in folders that have the extension of a
-// transcript.
+// transcriptsIn yields the files at the paths. In folders it yields the files that have the
+// extension of a transcript.
 func transcriptsIn(paths []string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for _, path := range paths {
@@ -133,8 +133,9 @@ func readTranscript(r io.Reader) ([]*transcript.Conversation, error) {
 	return transcript.Read(text)
 }
 
-// send bills the requests of a conversation.
-func (r *replay) send(name string, conversation *transcript.Conversation) (billedTranscript, error) {
+// billConversation sends the requests of a conversation to the simulated provider, and returns
+// their cost.
+func (r *replay) billConversation(name string, conversation *transcript.Conversation) (billedTranscript, error) {
 	billed := billedTranscript{Name: name}
 	r.unmasked.Reset()
 	r.masked.Reset()
@@ -166,21 +167,21 @@ func (r *replay) send(name string, conversation *transcript.Conversation) (bille
 
 // A replayReport prints the results of a replay.
 type replayReport interface {
-	billed(billedTranscript)
-	unread(unreadFile)
-	end(replaySummary) error
+	billed(billedTranscript) // called for each conversation
+	unread(unreadFile)       // called for each file that cannot be replayed
+	end(replaySummary) error // called once
 }
 
 // run replays the transcripts at the paths, or the one on standard input.
 func (r *replay) run(paths []string, stdin io.Reader, report replayReport) error {
 	var sum replaySummary
-	take := func(name string, conversations []*transcript.Conversation, err error, alone bool) {
+	billFile := func(name string, conversations []*transcript.Conversation, err error, alone bool) {
 		for i, conversation := range conversations {
 			numbered := name
 			if len(conversations) > 1 {
 				numbered = fmt.Sprintf("%s#%d", name, i+1)
 			}
-			billed, failure := r.send(numbered, conversation)
+			billed, failure := r.billConversation(numbered, conversation)
 			if failure != nil {
 				err = failure
 				continue
@@ -201,14 +202,14 @@ func (r *replay) run(paths []string, stdin io.Reader, report replayReport) error
 	}
 	if len(paths) == 0 {
 		conversations, err := readTranscript(stdin)
-		take("standard input", conversations, err, true)
+		billFile("standard input", conversations, err, true)
 	}
 	for name, err := range transcriptsIn(paths) {
 		var conversations []*transcript.Conversation
 		if err == nil {
 			conversations, err = readFile(name)
 		}
-		take(name, conversations, err, len(paths) == 1 && name == paths[0])
+		billFile(name, conversations, err, len(paths) == 1 && name == paths[0])
 	}
 	if err := report.end(sum); err != nil {
 		return err
@@ -269,7 +270,8 @@ func (s *replaySummary) add(b billedTranscript) {
 	}
 }
 
-// A replayTable prints a table: the requests of a single transcript, or else one line per transcript.
+// A replayTable prints a table: the requests of a single transcript, or else one line per
+// transcript.
 type replayTable struct {
 	out, errors io.Writer
 	lines       int

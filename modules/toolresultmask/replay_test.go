@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// billOf returns the bill of a transcript, as programs get it.
+// billOf returns the JSON bill of transcripts.
 func billOf(t *testing.T, config string, ttl time.Duration, paths ...string) (report replayJSON) {
 	t.Helper()
 	var out bytes.Buffer
@@ -41,15 +41,15 @@ func TestReplay(t *testing.T) {
 	file := transcriptOf(t, turns(long, long, long))
 	for _, test := range []struct {
 		name, config string
-		sent         [2]int // thousands of tokens, of the last two requests
-		cost         [2]int // in thousands of tokens
+		sent         [2]int // thousands of tokens of the last two requests
+		cost         [2]int // thousands of tokens of the last two requests
 		moves        int
 	}{
-		{"nothing is masked", `{"window_turns":9}`, [2]int{20, 30}, [2]int{13, 14}, 0},
+		{"a large window", `{"window_turns":9}`, [2]int{20, 30}, [2]int{13, 14}, 0},
 		{"off", `{"enabled":false}`, [2]int{20, 30}, [2]int{13, 14}, 0},
 		{"larger than the buffer", `{"window_turns":1,"buffer_limit":1000}`, [2]int{20, 30}, [2]int{13, 14}, 0},
-		{"the window slides", `{"window_turns":1}`, [2]int{10, 10}, [2]int{12, 12}, 2},
-		{"at other prices", `{"window_turns":9,"cache_prices":{"read":0.5,"write":1}}`, [2]int{20, 30}, [2]int{15, 20}, 0},
+		{"a sliding window", `{"window_turns":1}`, [2]int{10, 10}, [2]int{12, 12}, 2},
+		{"other prices", `{"window_turns":9,"cache_prices":{"read":0.5,"write":1}}`, [2]int{20, 30}, [2]int{15, 20}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			report := billOf(t, test.config, 0, file)
@@ -68,7 +68,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// An agent may shorten its conversation.
+// An agent may shorten its conversation, which then has no masked results.
 func TestReplayCut(t *testing.T) {
 	long := strings.Repeat("A", 8000)
 	var lines []string
@@ -82,7 +82,7 @@ func TestReplayCut(t *testing.T) {
 	}
 }
 
-// What cannot be read is named, and nothing is waited for.
+// Files that cannot be read are listed. Devices and pipes, which could block, are not opened.
 func TestReplayUnread(t *testing.T) {
 	good := transcriptOf(t, turns("a", "b"))
 	dir := filepath.Dir(good)
@@ -100,11 +100,11 @@ func TestReplayUnread(t *testing.T) {
 		"device.json": "not a regular file", "gone.json": syscall.ENOENT.Error(), "loop.json": "not a regular file",
 	}
 	if !maps.Equal(got, want) || len(report.Transcripts) != 1 {
-		t.Errorf("%d transcripts, and unread %q", len(report.Transcripts), got)
+		t.Errorf("%d transcripts, unread %q", len(report.Transcripts), got)
 	}
 }
 
-// What was not used for too long costs as much as if it had never been sent.
+// A request later than the ttl reads nothing from the cache.
 func TestReplayExpires(t *testing.T) {
 	line := func(minute int, role, content string) string {
 		return fmt.Sprintf(`{"type":%q,"timestamp":"2026-01-01T00:%02d:00Z","message":{"role":%[1]q,"content":%[3]q}}`+"\n",
@@ -131,6 +131,6 @@ func TestReplaySummary(t *testing.T) {
 		sum.Transcripts, sum.Requests, sum.Moves, sum.TokensRatio, sum.BillRatio, sum.Median, sum.Worst,
 		sum.Raised, sum.RaisedBy2, sum.RaisedBy5)
 	if want := "4 8 4 0.80 0.91 1.02 1.10 3 2 1"; got != want {
-		t.Errorf("%s, want %s", got, want)
+		t.Errorf("got %s, want %s", got, want)
 	}
 }

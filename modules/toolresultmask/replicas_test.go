@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// What one replica has masked is found at another, by the user or the address that has sent it.
+// Replicas recover originals of each other, for the user or address that sent them.
 func TestReplicas(t *testing.T) {
 	engine := replicastest.New()
 	replica := func() *Handler {
@@ -27,11 +27,11 @@ func TestReplicas(t *testing.T) {
 		return h
 	}
 	a, b := replica(), replica()
-	got, _ := through(t, a, post(turns("AAAA", "BBBB")), nil)
+	got, _ := send(t, a, post(turns("AAAA", "BBBB")), nil)
 	id := regexp.MustCompile(`obs_\w{10}`).FindString(got.body)
 	owner := "address " + address
 	if _, ok := b.originals.Get(owner, id); ok || id == "" {
-		t.Fatalf("%q is there before it is asked for", id)
+		t.Fatalf("%q is in the local store before Fetch", id)
 	}
 	places := []storepool.Place{{Store: b.originals, Owner: "user ann"}, {Store: b.originals, Owner: owner}}
 	if err := storepool.Fetch(t.Context(), id, places...); err != nil {

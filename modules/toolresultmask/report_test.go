@@ -28,7 +28,7 @@ func reported(t *testing.T, do func()) activity.Route {
 	return routes[0]
 }
 
-func answers(contentType, body string) func(http.ResponseWriter) {
+func respondWith(contentType, body string) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) {
 		w.Header().Set("Content-Type", contentType)
 		_, _ = io.WriteString(w, body)
@@ -39,10 +39,10 @@ func TestConversationIsReported(t *testing.T) {
 	h := provision(t, `{"window_turns":1,"route":"model"}`)
 	long := strings.Repeat("A", 40_000)
 	first, second := turns(long, "BBBB"), turns(long, "BBBB", "CCCC")
-	var sent []seen
+	var sent []receivedRequest
 	got := reported(t, func() {
 		for _, body := range []string{turns(long), first, first, second} {
-			s, _ := through(t, h, post(body), answers("application/json",
+			s, _ := send(t, h, post(body), respondWith("application/json",
 				`{"usage":{"prompt_tokens":1000,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":600}}}`))
 			sent = append(sent, s)
 		}
@@ -62,11 +62,11 @@ func TestConversationIsReported(t *testing.T) {
 	for i, body := range []string{first, first, second} {
 		want += int64(1000 * float64(len(body)) / float64(len(sent[i+1].body)))
 	}
-	if diff := got.TokensBefore - want; diff < 0 || diff > 3 { // which are rounded
+	if diff := got.TokensBefore - want; diff < 0 || diff > 3 { // each request is rounded
 		t.Errorf("got %d tokens before, want %d", got.TokensBefore, want)
 	}
-	// The results of the first turn, and then those of the second, are masked for the first time. The request that is
-	// sent twice is one of them twice: it is not known that it was sent before.
+	// Two requests mask results for the first time. The first of them is sent twice and counts
+	// twice, because a repetition is not recognized.
 	if len(got.Moves) != 3 || got.Moves[0].Results != 2 || got.Moves[2].Results != 1 || got.Moves[0].Cached != 600 ||
 		got.Moves[0].Input != 1000 || got.Moves[0].Cost != got.Cost/4 || got.Moves[0].CostBefore == 0 {
 		t.Errorf("got %+v", got.Moves)
@@ -83,21 +83,21 @@ func TestReportedTokens(t *testing.T) {
 		bytes         int
 		before, after int64
 	}{
-		{"as the provider tells", short, answers("application/json", `{"usage":{"input_tokens":10,`+
+		{"reported usage", short, respondWith("application/json", `{"usage":{"input_tokens":10,`+
 			`"cache_read_input_tokens":70,"cache_creation_input_tokens":20}}`), len(short), 100, 100},
-		{"of a stream that does not tell", short, answers("text/event-stream", "data: {}\n\n"), len(short),
+		{"a stream without usage", short, respondWith("text/event-stream", "data: {}\n\n"), len(short),
 			int64(len(short) / 4), int64(len(short) / 4)},
-		{"of a request that is refused", body, answers("application/json", `{"error":{"message":"overloaded"}}`), len(body),
+		{"a refused request", body, respondWith("application/json", `{"error":{"message":"overloaded"}}`), len(body),
 			0, 0},
-		{"of one without an answer", body, func(http.ResponseWriter) {}, len(body), 0, 0},
-		{"of what is no conversation", `{"input":"x"}`, answers("application/json", `{"usage":{"prompt_tokens":3}}`), 13, 3,
+		{"no response", body, func(http.ResponseWriter) {}, len(body), 0, 0},
+		{"not a conversation", `{"input":"x"}`, respondWith("application/json", `{"usage":{"prompt_tokens":3}}`), 13, 3,
 			3},
-		{"of what is no JSON", `no`, answers("application/json", chatAnswer), 2, 10, 10},
-		{"of nothing", ``, answers("application/json", chatAnswer), 0, 10, 10},
+		{"not JSON", `no`, respondWith("application/json", chatAnswer), 2, 10, 10},
+		{"an empty request", ``, respondWith("application/json", chatAnswer), 0, 10, 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := provision(t, `{"window_turns":1}`)
-			got := reported(t, func() { through(t, h, post(test.body), test.answer) })
+			got := reported(t, func() { send(t, h, post(test.body), test.answer) })
 			if got.Requests != 1 || got.BytesBefore != int64(test.bytes) || got.TokensBefore != test.before ||
 				got.TokensAfter != test.after ||
 				got.Masked == 0 && got.BytesAfter != got.BytesBefore {
@@ -107,7 +107,7 @@ func TestReportedTokens(t *testing.T) {
 	}
 }
 
-// A request that is too large to be looked at passes, and counts.
+// A request that is too large to mask passes unchanged, and is reported.
 func TestPassedRequestIsReported(t *testing.T) {
 	h := provision(t, `{"window_turns":1,"buffer_limit":100}`)
 	body := turns(strings.Repeat("A", 1000), "BBBB")
@@ -115,7 +115,7 @@ func TestPassedRequestIsReported(t *testing.T) {
 		got := reported(t, func() {
 			r := post(body)
 			r.ContentLength = length
-			through(t, h, r, answers("application/json", chatAnswer))
+			send(t, h, r, respondWith("application/json", chatAnswer))
 		})
 		if got.Requests != 1 || got.Masked != 0 || got.BytesBefore != got.BytesAfter || got.BytesBefore < 100 ||
 			length > 0 && got.BytesBefore != length ||
@@ -125,7 +125,7 @@ func TestPassedRequestIsReported(t *testing.T) {
 	}
 }
 
-// Of two masks the outer one tells of the request, with what both have done.
+// With two masks, the outer one reports the request, with the changes of both.
 func TestNestedMasksReportOnce(t *testing.T) {
 	outer, inner := provision(t, `{"window_turns":2,"route":"outer"}`), provision(t, `{"window_turns":1,"route":"inner"}`)
 	long := strings.Repeat("A", 10_000)

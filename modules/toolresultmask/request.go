@@ -26,19 +26,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
-// An modelRequest is a request to a model and its response. The request is masked before it is forwarded;
-// the response passes through, and its usage is read.
+// A modelRequest is a request to a model and its response. The request is masked before it is
+// forwarded. The response passes unchanged, and its usage is read.
 type modelRequest struct {
 	caddyhttp.ResponseWriterWrapper
 	handler *Handler
 	masked  masked
 	passed  reason // why the request was not masked, or empty
 	size    int64  // bytes of the body as received, as far as known
-	owner   string // client address, if something is held
+	owner   string // client address whose quota counts; empty if nothing is held
 	held    int64  // bytes in memory, counted in the handler's max_buffered
 	bodies  []*httpbody.Held
 
-	observing     bool
+	observing     bool // observe has run
 	isStream      bool // the response is a stream
 	expectsCached bool // the provider should have much of the request in its cache
 	usageReader   *chat.UsageReader
@@ -81,7 +81,7 @@ const (
 	signed      reason = "signed" // the signature covers the body
 )
 
-// hints holds hints for reasons that the operator can fix. Other requests are broken, or not
+// hints holds what the operator can do, by reason. Requests with other reasons are invalid, or not
 // conversations.
 var hints = map[reason]string{
 	tooLarge:    "raise buffer_limit",
@@ -90,8 +90,8 @@ var hints = map[reason]string{
 	signed:      "sign requests behind this handler, or have clients use an API key",
 }
 
-// mask changes the body of r in place, because error handlers see the same request after the next
-// handler fails.
+// mask masks the request. It changes r in place, because error handlers see the same request if the
+// next handler fails.
 func (x *modelRequest) mask(r *http.Request) {
 	x.size = max(r.ContentLength, 0)
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
@@ -105,7 +105,7 @@ func (x *modelRequest) mask(r *http.Request) {
 	if text == nil {
 		return
 	}
-	plan := x.decide(text.Bytes())
+	plan := x.planChanges(text.Bytes())
 	edits := plan.Edits
 	if len(edits) == 0 {
 		return
@@ -126,10 +126,10 @@ func (x *modelRequest) receive(r *http.Request) *httpbody.Held {
 	limit := x.handler.BufferLimit
 	switch {
 	case isSigned(r):
-		x.pass(signed, nil)
+		x.recordUnmasked(signed, nil)
 		return nil
 	case r.ContentLength > limit:
-		x.pass(tooLarge, nil)
+		x.recordUnmasked(tooLarge, nil)
 		return nil
 	}
 	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
@@ -140,15 +140,15 @@ func (x *modelRequest) receive(r *http.Request) *httpbody.Held {
 	rest := io.Reader(r.Body)
 	switch {
 	case errors.Is(err, httpbody.ErrNoRoom):
-		x.pass(memoryFull, nil)
+		x.recordUnmasked(memoryFull, nil)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		x.pass(stalled, err)
+		x.recordUnmasked(stalled, err)
 		rest = brokenReader{err}
 	case err != nil:
-		x.pass(unreadable, err)
+		x.recordUnmasked(unreadable, err)
 		rest = brokenReader{err}
 	case int64(len(raw.Bytes())) > limit:
-		x.pass(tooLarge, nil)
+		x.recordUnmasked(tooLarge, nil)
 	default:
 		setBody(r, raw, content)
 		return raw
@@ -163,11 +163,11 @@ func setBody(r *http.Request, held *httpbody.Held, content func() io.Reader) {
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(held.Reader(content())), nil }
 }
 
-// decide returns the changes to a conversation.
-func (x *modelRequest) decide(text []byte) chat.Plan {
+// planChanges returns the changes to a conversation.
+func (x *modelRequest) planChanges(text []byte) chat.Plan {
 	c, err := x.handler.memory.Parse(x.owner, text)
 	if err != nil {
-		x.pass(parseReason(err), err)
+		x.recordUnmasked(parseReason(err), err)
 		return chat.Plan{}
 	}
 	past, now := c.Past(), time.Now()
@@ -175,7 +175,7 @@ func (x *modelRequest) decide(text []byte) chat.Plan {
 	defer x.handler.memory.Keep(x.owner, c, chat.Past{Progress: progress, At: now})
 	x.expectsCached = expectsCache(plan, past, now)
 	if plan.Grows {
-		x.pass(grows, nil)
+		x.recordUnmasked(grows, nil)
 	}
 	x.masked = masked{
 		turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken,
@@ -196,7 +196,7 @@ func (x *modelRequest) decide(text []byte) chat.Plan {
 	return plan
 }
 
-// parseReason maps a parse error to a reason.
+// parseReason returns the reason for a parse error.
 func parseReason(err error) reason {
 	switch {
 	case errors.Is(err, chat.ErrShape):
@@ -207,8 +207,9 @@ func parseReason(err error) reason {
 	return invalidJSON
 }
 
-// pass records that the request passes unchanged. Fixable reasons are logged as a warning once.
-func (x *modelRequest) pass(why reason, err error) {
+// recordUnmasked records why the request passes unchanged. It warns once of each reason that the
+// operator can fix.
+func (x *modelRequest) recordUnmasked(why reason, err error) {
 	x.passed = why
 	passedConversations.WithLabelValues(string(why)).Inc()
 	level, hint := zapcore.DebugLevel, hints[why]
@@ -224,9 +225,9 @@ func (x *modelRequest) pass(why reason, err error) {
 	}
 }
 
-// countUnread counts old results that cannot be masked. Those that are not text, such as images, are meant
-// to stay; others may come from a client that this handler should support and are logged as a warning
-// once.
+// countUnread counts old results that cannot be masked. Results that are not text, such as images,
+// stay on purpose. Others may come from a client that this handler should support, so it warns once
+// of each reason.
 func (x *modelRequest) countUnread(why chat.Unread, n int, format string) {
 	x.masked.unread += n
 	unreadResults.WithLabelValues(why.String()).Add(float64(n))
@@ -239,9 +240,10 @@ func (x *modelRequest) countUnread(why chat.Unread, n int, format string) {
 	}
 }
 
-// onceLog remembers which reasons were logged as warnings.
+// onceLog records which reasons were logged as warnings.
 type onceLog struct{ reasons sync.Map }
 
+// first reports whether it is called for the first time with this reason.
 func (s *onceLog) first(reason string) bool {
 	_, before := s.reasons.LoadOrStore(reason, true)
 	return !before
@@ -263,18 +265,18 @@ func (x *modelRequest) decode(raw *httpbody.Held, encoding string) *httpbody.Hel
 		err = fmt.Errorf("unknown content encoding %q", encoding)
 	}
 	if err != nil {
-		x.pass(badEncoding, err)
+		x.recordUnmasked(badEncoding, err)
 		return nil
 	}
 	defer r.Close()
 	text, err := x.hold(r, -1, 0)
 	switch {
 	case errors.Is(err, httpbody.ErrNoRoom):
-		x.pass(memoryFull, nil)
+		x.recordUnmasked(memoryFull, nil)
 	case err != nil:
-		x.pass(badEncoding, err)
+		x.recordUnmasked(badEncoding, err)
 	case int64(len(text.Bytes())) > x.handler.BufferLimit:
-		x.pass(tooLarge, errors.New("larger than the limit when decoded"))
+		x.recordUnmasked(tooLarge, errors.New("larger than the limit when decoded"))
 	default:
 		return text
 	}
@@ -301,8 +303,8 @@ func (x *modelRequest) release() {
 	}
 }
 
-// send forwards the request. It releases the memory of the body, unless there was an error: then error
-// handlers may read it again.
+// send forwards the request, and then releases the memory of its body. After an error it does not,
+// because error handlers may read the body again.
 func (x *modelRequest) send(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) error {
 	err := next.ServeHTTP(w, r)
 	if err == nil {
@@ -313,13 +315,13 @@ func (x *modelRequest) send(next caddyhttp.Handler, w http.ResponseWriter, r *ht
 	return err
 }
 
-// A body is a request body that closes the original one.
+// A body is a request body whose Close closes the original body.
 type body struct {
 	io.Reader
 	io.Closer
 }
 
-// brokenReader is a reader that fails: the rest of a body that broke off.
+// A brokenReader fails. It stands for the rest of a body that could not be read.
 type brokenReader struct{ err error }
 
 func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
@@ -380,7 +382,7 @@ func (x *modelRequest) ReadFrom(r io.Reader) (int64, error) {
 // maxObserved bounds how much of a decoded response is read, against decompression bombs.
 const maxObserved = 64 << 20
 
-// bounded fails when more than left bytes are written.
+// A bounded writer fails when more than left bytes are written.
 type bounded struct {
 	io.Writer
 	left int
@@ -408,13 +410,13 @@ func (x *modelRequest) finish() {
 // countUsage counts the usage of the response.
 func (x *modelRequest) countUsage() {
 	x.reported = x.usageReader.Usage()
-	x.handler.provider.learn(x.reported, x.expectsCached)
+	x.handler.provider.update(x.reported, x.expectsCached)
 	for _, tokens := range x.tokens() {
 		if tokens.n > 0 {
 			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))
 		}
 	}
-	if x.isRead() {
+	if x.isProcessed() {
 		x.cost = x.masked.prompt.cost(x.reported, x.handler.CachePrices)
 	}
 	if x.cost != (cost{}) {
@@ -423,8 +425,8 @@ func (x *modelRequest) countUsage() {
 	}
 }
 
-// isRead reports whether the model processed the request. A rejected one costs nothing.
-func (x *modelRequest) isRead() bool { return x.reported.Input > 0 || x.isStream }
+// isProcessed reports whether the model processed the request. A rejected one costs nothing.
+func (x *modelRequest) isProcessed() bool { return x.reported.Input > 0 || x.isStream }
 
 // report adds the request to the activity that the console shows.
 func (x *modelRequest) report() {
@@ -441,7 +443,7 @@ func (x *modelRequest) report() {
 			CacheWrite: int64(x.reported.CacheWrite), Output: int64(x.reported.Output),
 		},
 	}
-	if x.isRead() {
+	if x.isProcessed() {
 		done.TokensBefore, done.TokensAfter = sent.tokens(x.reported)
 	}
 	activity.Models.Add(&done)

@@ -16,14 +16,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// patience is how long a test waits for what must happen.
-const patience = 10 * time.Second
+// testTimeout is the timeout of a test.
+const testTimeout = 10 * time.Second
 
-// TestEngine tests that engines are as [replicas.Engine] says. Those that open returns see the same values.
+// TestEngine tests that an engine does what [replicas.Engine] promises. The engines that open
+// returns must share their values.
 func TestEngine(t *testing.T, open func() replicas.Engine) {
 	a, b := open(), open()
 	t.Cleanup(func() { a.Close(); b.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if _, err := b.Get(ctx, "test:{v}"); err != nil {
 		t.Fatal(err)
@@ -51,14 +52,14 @@ func TestEngine(t *testing.T, open func() replicas.Engine) {
 		"ended contexts":           (*conformance).endedContexts,
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
 			test(&conformance{t, ctx, a, b, "test:{" + rand.Text() + "}"})
 		})
 	}
 }
 
-// A conformance is a test with two engines that see the same values, and with a name of its own.
+// A conformance is a test with two engines that share their values. Its name begins its keys.
 type conformance struct {
 	*testing.T
 	ctx  context.Context
@@ -75,30 +76,30 @@ func (c *conformance) must(err error) {
 	}
 }
 
-func (c *conformance) wants(e replicas.Engine, key string, want []byte) {
+func (c *conformance) wantValue(e replicas.Engine, key string, want []byte) {
 	c.Helper()
 	values, err := e.Get(c.ctx, key)
 	c.must(err)
 	if len(values) != 1 || !bytes.Equal(values[0], want) || (values[0] == nil) != (want == nil) {
-		c.Fatalf("%s is %q, want %q", key, values, want)
+		c.Fatalf("value of %s is %q, want %q", key, values, want)
 	}
 }
 
-// until waits for a condition.
-func (c *conformance) until(what string, condition func() bool) {
+// waitFor waits for a condition.
+func (c *conformance) waitFor(what string, condition func() bool) {
 	c.Helper()
 	for !condition() {
 		select {
 		case <-c.ctx.Done():
-			c.Fatalf("in vain: %s", what)
+			c.Fatalf("timeout while waiting for: %s", what)
 		case <-time.After(time.Millisecond):
 		}
 	}
 }
 
-func (c *conformance) gone(key string) {
+func (c *conformance) waitUntilGone(key string) {
 	c.Helper()
-	c.until(key+" ends", func() bool {
+	c.waitFor("end of "+key, func() bool {
 		values, err := c.b.Get(c.ctx, key)
 		c.must(err)
 		return values[0] == nil
@@ -106,14 +107,14 @@ func (c *conformance) gone(key string) {
 }
 
 func (c *conformance) values() {
-	c.wants(c.a, c.key("v"), nil)
+	c.wantValue(c.a, c.key("v"), nil)
 	all := make([]byte, 256)
 	for i := range all {
 		all[i] = byte(i)
 	}
 	for _, value := range [][]byte{[]byte("1"), {}, all, bytes.Repeat(all, 4<<10)} {
 		c.must(c.a.Set(c.ctx, c.key("v"), value, time.Hour))
-		c.wants(c.b, c.key("v"), value)
+		c.wantValue(c.b, c.key("v"), value)
 	}
 	c.must(c.b.Set(c.ctx, c.key("w"), []byte("w"), time.Hour))
 	values, err := c.a.Get(c.ctx, c.key("w"), c.key("none"), c.key("v"))
@@ -131,10 +132,10 @@ func (c *conformance) valuesEnd() {
 	swapped, err := c.a.Swap(c.ctx, c.key("swapped"), nil, []byte("1"), 20*time.Millisecond)
 	c.must(err)
 	if !swapped {
-		c.Error("there was no value, and none was set")
+		c.Error("Swap did not set a value that was missing")
 	}
 	for _, name := range []string{"set", "kept", "swapped"} {
-		c.gone(c.key(name))
+		c.waitUntilGone(c.key(name))
 	}
 }
 
@@ -162,12 +163,12 @@ func (c *conformance) swap() {
 		if swapped != step.swapped {
 			c.Errorf("step %d: swapped %t, want %t", i, swapped, step.swapped)
 		}
-		c.wants(c.b, key, step.is)
+		c.wantValue(c.b, key, step.is)
 	}
 }
 
-// both calls f many times at once, with one engine and the other.
-func (c *conformance) both(times int, f func(e replicas.Engine)) {
+// concurrently calls f many times at once, alternating between the two engines.
+func (c *conformance) concurrently(times int, f func(e replicas.Engine)) {
 	var all sync.WaitGroup
 	for i := range times {
 		all.Go(func() { f([]replicas.Engine{c.a, c.b}[i%2]) })
@@ -177,7 +178,7 @@ func (c *conformance) both(times int, f func(e replicas.Engine)) {
 
 func (c *conformance) swapsAtOnce() {
 	const callers, each = 8, 20
-	c.both(callers, func(e replicas.Engine) {
+	c.concurrently(callers, func(e replicas.Engine) {
 		for done := 0; done < each; {
 			values, err := e.Get(c.ctx, c.key("n"))
 			if err != nil {
@@ -195,13 +196,13 @@ func (c *conformance) swapsAtOnce() {
 			}
 		}
 	})
-	c.wants(c.a, c.key("n"), []byte(strconv.Itoa(callers*each)))
+	c.wantValue(c.a, c.key("n"), []byte(strconv.Itoa(callers*each)))
 }
 
 func (c *conformance) deleteOnce() {
 	c.must(c.a.Set(c.ctx, c.key("v"), []byte("1"), time.Hour))
 	var deleted atomic.Int64
-	c.both(32, func(e replicas.Engine) {
+	c.concurrently(32, func(e replicas.Engine) {
 		was, err := e.Delete(c.ctx, c.key("v"))
 		if err != nil {
 			c.Error(err)
@@ -213,19 +214,19 @@ func (c *conformance) deleteOnce() {
 	if deleted.Load() != 1 {
 		c.Errorf("deleted %d times", deleted.Load())
 	}
-	c.wants(c.a, c.key("v"), nil)
+	c.wantValue(c.a, c.key("v"), nil)
 }
 
-// keep keeps a value of 10 KiB of an owner who may have ten of them, and a bit.
-func (c *conformance) keep(name any, ttl time.Duration) {
+// keepEntry keeps a value of 10 KiB for an owner whose limit is a little more than ten of them.
+func (c *conformance) keepEntry(name any, ttl time.Duration) {
 	c.Helper()
 	c.must(c.a.Keep(c.ctx, replicas.Entry{
 		Owner: c.name, Key: c.key(name), Value: bytes.Repeat([]byte{1}, 10<<10), TTL: ttl, OwnerBytes: 105 << 10,
 	}))
 }
 
-// kept returns those of the names that are kept.
-func (c *conformance) kept(count int) (kept []int) {
+// keptEntries returns the names below count whose values are still stored.
+func (c *conformance) keptEntries(count int) (kept []int) {
 	c.Helper()
 	for i := range count {
 		values, err := c.b.Get(c.ctx, c.key(i))
@@ -246,50 +247,50 @@ func numbers(from, to int) (all []int) {
 
 func (c *conformance) keepNewest() {
 	for i := range 25 {
-		c.keep(i, time.Hour+time.Duration(i)*time.Second)
+		c.keepEntry(i, time.Hour+time.Duration(i)*time.Second)
 	}
-	if kept := c.kept(25); !slices.Equal(kept, numbers(15, 25)) {
+	if kept := c.keptEntries(25); !slices.Equal(kept, numbers(15, 25)) {
 		c.Errorf("kept %v", kept)
 	}
 }
 
 func (c *conformance) keepAgain() {
 	for range 25 {
-		c.keep(1, time.Hour)
+		c.keepEntry(1, time.Hour)
 	}
 	for i := 2; i < 11; i++ {
-		c.keep(i, 2*time.Hour)
+		c.keepEntry(i, 2*time.Hour)
 	}
-	if kept := c.kept(11); !slices.Equal(kept, numbers(1, 11)) {
+	if kept := c.keptEntries(11); !slices.Equal(kept, numbers(1, 11)) {
 		c.Errorf("kept %v", kept)
 	}
 }
 
 func (c *conformance) keepAfterEnd() {
 	for i := range 5 {
-		c.keep(i, 2*time.Hour)
+		c.keepEntry(i, 2*time.Hour)
 	}
 	for i := 5; i < 10; i++ {
-		c.keep(i, time.Millisecond)
+		c.keepEntry(i, time.Millisecond)
 	}
-	c.gone(c.key(9))
+	c.waitUntilGone(c.key(9))
 	for i := 10; i < 15; i++ {
-		c.keep(i, time.Hour)
+		c.keepEntry(i, time.Hour)
 	}
-	if kept, want := c.kept(15), append(numbers(0, 5), numbers(10, 15)...); !slices.Equal(kept, want) {
+	if kept, want := c.keptEntries(15), append(numbers(0, 5), numbers(10, 15)...); !slices.Equal(kept, want) {
 		c.Errorf("kept %v, want %v", kept, want)
 	}
 }
 
 func (c *conformance) keepForOwners() {
-	c.keep(0, time.Hour)
+	c.keepEntry(0, time.Hour)
 	for i := 1; i < 25; i++ {
 		owner := c.name + ":other"
 		c.must(c.b.Keep(c.ctx, replicas.Entry{
 			Owner: owner, Key: owner + strconv.Itoa(i), Value: make([]byte, 10<<10), TTL: time.Hour, OwnerBytes: 105 << 10,
 		}))
 	}
-	if kept := c.kept(1); len(kept) != 1 {
+	if kept := c.keptEntries(1); len(kept) != 1 {
 		c.Error("an owner lost an entry because of another")
 	}
 }
@@ -298,18 +299,18 @@ func (c *conformance) keepTooLarge() {
 	c.must(c.a.Keep(c.ctx, replicas.Entry{
 		Owner: c.name, Key: c.key("large"), Value: make([]byte, 20<<10), TTL: time.Hour, OwnerBytes: 10 << 10,
 	}))
-	c.wants(c.b, c.key("large"), nil)
-	c.keep(0, time.Hour)
-	if kept := c.kept(1); len(kept) != 1 {
-		c.Error("after a value that was too large, nothing is kept")
+	c.wantValue(c.b, c.key("large"), nil)
+	c.keepEntry(0, time.Hour)
+	if kept := c.keptEntries(1); len(kept) != 1 {
+		c.Error("Keep stores nothing after a value that was too large")
 	}
 }
 
-// slow is a rate at which a bucket does not fill during a test.
-const slow = 1e-6
+// slowRate is a rate at which a bucket does not fill during a test.
+const slowRate = 1e-6
 
-// take spends, and returns what it has got.
-func (c *conformance) take(buckets ...replicas.Bucket) (taken []float64, wait time.Duration) {
+// takeTokens calls Spend and checks that its results agree.
+func (c *conformance) takeTokens(buckets ...replicas.Bucket) (taken []float64, wait time.Duration) {
 	c.Helper()
 	taken, wait, err := c.a.Spend(c.ctx, buckets)
 	c.must(err)
@@ -319,54 +320,55 @@ func (c *conformance) take(buckets ...replicas.Bucket) (taken []float64, wait ti
 	return taken, wait
 }
 
-func (c *conformance) takes(want float64, b replicas.Bucket) {
+func (c *conformance) wantTaken(want float64, b replicas.Bucket) {
 	c.Helper()
-	if taken, wait := c.take(b); taken == nil || math.Abs(taken[0]-want) > 0.01 {
+	if taken, wait := c.takeTokens(b); taken == nil || math.Abs(taken[0]-want) > 0.01 {
 		c.Errorf("taken %v, to wait %s, want %g", taken, wait, want)
 	}
 }
 
 func (c *conformance) spend() {
 	key := c.key("b")
-	c.takes(1, replicas.Bucket{Key: key, Rate: slow, Burst: 5, Want: 1})
-	c.takes(2, replicas.Bucket{Key: key, Rate: slow, Burst: 5, Want: 2})
-	c.takes(0, replicas.Bucket{Key: key, Rate: slow, Burst: 5})
-	c.takes(2, replicas.Bucket{Key: key, Rate: slow, Burst: 5, Want: 10})
-	if taken, wait := c.take(replicas.Bucket{Key: key, Rate: slow, Burst: 5}); taken != nil || wait == 0 {
+	c.wantTaken(1, replicas.Bucket{Key: key, Rate: slowRate, Burst: 5, Want: 1})
+	c.wantTaken(2, replicas.Bucket{Key: key, Rate: slowRate, Burst: 5, Want: 2})
+	c.wantTaken(0, replicas.Bucket{Key: key, Rate: slowRate, Burst: 5})
+	c.wantTaken(2, replicas.Bucket{Key: key, Rate: slowRate, Burst: 5, Want: 10})
+	if taken, wait := c.takeTokens(replicas.Bucket{Key: key, Rate: slowRate, Burst: 5}); taken != nil || wait == 0 {
 		c.Errorf("an empty bucket has %v, to wait %s", taken, wait)
 	}
-	c.takes(2, replicas.Bucket{Key: c.key("broken"), Rate: slow, Burst: 2.5, Want: 10}) // tokens are whole
-	_, wait := c.take(replicas.Bucket{Key: key, Rate: 0.01, Burst: 5, Want: 1})
+	c.wantTaken(2, replicas.Bucket{Key: c.key("broken"), Rate: slowRate, Burst: 2.5, Want: 10}) // tokens are whole
+	_, wait := c.takeTokens(replicas.Bucket{Key: key, Rate: 0.01, Burst: 5, Want: 1})
 	if wait < 90*time.Second || wait > 100*time.Second {
 		c.Errorf("to wait %s for a token of 100 s", wait)
 	}
-	// It fills: what is waited for comes.
+	// The bucket fills again.
 	fast := replicas.Bucket{Key: c.key("fast"), Rate: 100, Burst: 1, Want: 1}
-	c.takes(1, fast)
-	c.until("another token", func() bool { taken, _ := c.take(fast); return taken != nil })
+	c.wantTaken(1, fast)
+	c.waitFor("another token", func() bool { taken, _ := c.takeTokens(fast); return taken != nil })
 }
 
 func (c *conformance) spendAllOrNone() {
-	full := replicas.Bucket{Key: c.key("full"), Rate: slow, Burst: 3, Want: 1}
-	empty := replicas.Bucket{Key: c.key("empty"), Rate: slow, Burst: 1, Want: 1}
-	c.takes(1, empty)
+	full := replicas.Bucket{Key: c.key("full"), Rate: slowRate, Burst: 3, Want: 1}
+	empty := replicas.Bucket{Key: c.key("empty"), Rate: slowRate, Burst: 1, Want: 1}
+	c.wantTaken(1, empty)
 	for range 10 {
-		if taken, _ := c.take(full, empty); taken != nil {
+		if taken, _ := c.takeTokens(full, empty); taken != nil {
 			c.Fatalf("taken %v from an empty bucket", taken)
 		}
 	}
-	c.takes(3, replicas.Bucket{Key: full.Key, Rate: slow, Burst: 3, Want: 5})
-	if taken, _ := c.take(empty, full); taken != nil {
+	c.wantTaken(3, replicas.Bucket{Key: full.Key, Rate: slowRate, Burst: 3, Want: 5})
+	if taken, _ := c.takeTokens(empty, full); taken != nil {
 		c.Errorf("taken %v from empty buckets", taken)
 	}
 }
 
 func (c *conformance) spendAtOnce() {
 	var taken atomic.Int64
-	c.both(64, func(e replicas.Engine) {
+	c.concurrently(64, func(e replicas.Engine) {
 		for range 10 {
 			got, _, err := e.Spend(c.ctx, []replicas.Bucket{
-				{Key: c.key("one"), Rate: slow, Burst: 300, Want: 1}, {Key: c.key("two"), Rate: slow, Burst: 400, Want: 1},
+				{Key: c.key("one"), Rate: slowRate, Burst: 300, Want: 1},
+				{Key: c.key("two"), Rate: slowRate, Burst: 400, Want: 1},
 			})
 			if err != nil {
 				c.Error(err)
@@ -379,28 +381,28 @@ func (c *conformance) spendAtOnce() {
 	if taken.Load() != 300 {
 		c.Errorf("taken %d of 300", taken.Load())
 	}
-	c.takes(100, replicas.Bucket{Key: c.key("two"), Rate: slow, Burst: 400, Want: 1000})
+	c.wantTaken(100, replicas.Bucket{Key: c.key("two"), Rate: slowRate, Burst: 400, Want: 1000})
 }
 
 func (c *conformance) giveBack() {
-	b := replicas.Bucket{Key: c.key("b"), Rate: slow, Burst: 5, Want: 5}
-	c.takes(5, b)
+	b := replicas.Bucket{Key: c.key("b"), Rate: slowRate, Burst: 5, Want: 5}
+	c.wantTaken(5, b)
 	b.Want = -2
-	c.takes(-2, b)
+	c.wantTaken(-2, b)
 	b.Want = 5
-	c.takes(2, b)
+	c.wantTaken(2, b)
 	b.Want = -100
-	c.takes(-100, b)
+	c.wantTaken(-100, b)
 	b.Want = 100
-	c.takes(5, b)
+	c.wantTaken(5, b)
 }
 
 func (c *conformance) otherLimits() {
-	b := replicas.Bucket{Key: c.key("b"), Rate: slow, Burst: 100, Want: 10}
-	c.takes(10, b)
+	b := replicas.Bucket{Key: c.key("b"), Rate: slowRate, Burst: 100, Want: 10}
+	c.wantTaken(10, b)
 	b.Burst, b.Want = 5, 100
-	c.takes(5, b)
-	if taken, _ := c.take(b); taken != nil {
+	c.wantTaken(5, b)
+	if taken, _ := c.takeTokens(b); taken != nil {
 		c.Errorf("taken %v of none", taken)
 	}
 }
@@ -431,37 +433,37 @@ func (c *conformance) subscribe(e replicas.Engine, topic string) (r *recorder, s
 	return r, stop
 }
 
-func (c *conformance) say(topic, message string) (heard bool) {
+func (c *conformance) send(topic, message string) (received bool) {
 	c.Helper()
-	heard, err := c.a.Publish(c.ctx, topic, []byte(message))
+	received, err := c.a.Publish(c.ctx, topic, []byte(message))
 	c.must(err)
-	return heard
+	return received
 }
 
-// hears waits until a recorder has exactly these messages.
-func (c *conformance) hears(r *recorder, want ...string) {
+// wantMessages waits for these messages, and checks that a recorder has no others.
+func (c *conformance) wantMessages(r *recorder, want ...string) {
 	c.Helper()
-	c.until(fmt.Sprint(len(want), " messages"), func() bool { return len(r.all()) >= len(want) })
+	c.waitFor(fmt.Sprint(len(want), " messages"), func() bool { return len(r.all()) >= len(want) })
 	if got := r.all(); !slices.Equal(got, want) {
-		c.Errorf("heard %q, want %q", got, want)
+		c.Errorf("received %q, want %q", got, want)
 	}
 }
 
 func (c *conformance) publish() {
-	if c.say(c.name, "before") {
-		c.Error("said to be heard, without a listener")
+	if c.send(c.name, "before") {
+		c.Error("Publish reported a subscriber before there was one")
 	}
 	r, stop := c.subscribe(c.b, c.name)
-	if !c.say(c.name, "\x00\xff") || !c.say(c.name, "") {
-		c.Error("not heard")
+	if !c.send(c.name, "\x00\xff") || !c.send(c.name, "") {
+		c.Error("Publish reported no subscriber")
 	}
-	if c.say(c.name+"x", "other") {
-		c.Error("said to be heard, without a listener")
+	if c.send(c.name+"x", "other") {
+		c.Error("Publish reported a subscriber of another topic")
 	}
-	c.hears(r, "\x00\xff", "")
+	c.wantMessages(r, "\x00\xff", "")
 	stop()
 	stop()
-	c.until("there are no listeners", func() bool { return !c.say(c.name, "after") })
+	c.waitFor("there are no listeners", func() bool { return !c.send(c.name, "after") })
 }
 
 func (c *conformance) publishInOrder() {
@@ -470,9 +472,9 @@ func (c *conformance) publishInOrder() {
 	var want []string
 	for i := range 500 {
 		want = append(want, strconv.Itoa(i))
-		c.say(c.name, want[i])
+		c.send(c.name, want[i])
 	}
-	c.hears(r, want...)
+	c.wantMessages(r, want...)
 }
 
 func (c *conformance) severalSubscribers() {
@@ -481,41 +483,41 @@ func (c *conformance) severalSubscribers() {
 	three, stopThree := c.subscribe(c.b, c.name)
 	defer stopTwo()
 	defer stopThree()
-	c.say(c.name, "1")
-	c.hears(one, "1")
+	c.send(c.name, "1")
+	c.wantMessages(one, "1")
 	stopOne()
-	c.say(c.name, "2")
-	c.hears(two, "1", "2")
-	c.hears(three, "1", "2")
-	c.hears(one, "1")
+	c.send(c.name, "2")
+	c.wantMessages(two, "1", "2")
+	c.wantMessages(three, "1", "2")
+	c.wantMessages(one, "1")
 }
 
 func (c *conformance) subscribeAgain() {
 	for range 20 {
 		r, stop := c.subscribe(c.b, c.name)
-		if !c.say(c.name, "1") {
-			c.Fatal("not heard")
+		if !c.send(c.name, "1") {
+			c.Fatal("Publish reported no subscriber")
 		}
-		c.hears(r, "1")
+		c.wantMessages(r, "1")
 		stop()
 	}
-	// A topic that is not wanted any longer does not end when it was subscribed to in vain.
+	// A subscription that fails leaves nothing behind.
 	ended, cancel := context.WithCancel(c.ctx)
 	cancel()
 	if stop, err := c.b.Subscribe(ended, c.name, func([]byte) {}); err == nil {
 		stop()
 	}
-	c.until("there are no listeners", func() bool { return !c.say(c.name, "after") })
+	c.waitFor("there are no listeners", func() bool { return !c.send(c.name, "after") })
 }
 
 func (c *conformance) endedContexts() {
 	ended, cancel := context.WithCancel(c.ctx)
 	cancel()
-	// No caller is kept waiting, and the engine stays as it is.
+	// None of these calls blocks, and the engine still works afterwards.
 	_, _ = c.a.Get(ended, c.key("v"))
 	_ = c.a.Set(ended, c.key("ended"), nil, time.Hour)
-	_, _, _ = c.a.Spend(ended, []replicas.Bucket{{Key: c.key("b"), Rate: slow, Burst: 1, Want: 1}})
+	_, _, _ = c.a.Spend(ended, []replicas.Bucket{{Key: c.key("b"), Rate: slowRate, Burst: 1, Want: 1}})
 	_, _ = c.a.Publish(ended, c.name, nil)
 	c.must(c.a.Set(c.ctx, c.key("v"), []byte("1"), time.Hour))
-	c.wants(c.a, c.key("v"), []byte("1"))
+	c.wantValue(c.a, c.key("v"), []byte("1"))
 }

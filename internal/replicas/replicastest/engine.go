@@ -1,4 +1,5 @@
-// Package replicastest has an engine for tests: several stores that use one are replicas in one process.
+// Package replicastest has an engine for tests. Stores that share one are replicas within one
+// process.
 package replicastest
 
 import (
@@ -17,13 +18,13 @@ import (
 
 // An Engine keeps everything in memory.
 type Engine struct {
-	// Down has all operations fail, Stalled has them wait until their contexts end.
+	// Down makes all operations fail. Stalled makes them block until their context is done.
 	Down, Stalled atomic.Bool
-	// Full has everything fail that needs room.
+	// Full makes operations fail that need space.
 	Full atomic.Bool
-	// Deaf has subscribers hear nothing, until Reconnect is called.
+	// Deaf drops all messages until Reconnect is called.
 	Deaf atomic.Bool
-	// Operations counts them all.
+	// Operations is the number of operations so far.
 	Operations atomic.Int64
 
 	mu      sync.Mutex
@@ -53,7 +54,7 @@ func New() *Engine {
 	}
 }
 
-// Clear forgets all values, as a server does that is started again.
+// Clear removes all values, like a restart of the server.
 func (e *Engine) Clear() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -77,7 +78,7 @@ func (e *Engine) Values() map[string][]byte {
 
 var errDown = errors.New("connection refused")
 
-// begin waits for the engine. If it does not fail, the caller has to unlock it.
+// begin begins an operation. If it does not fail, the caller must unlock the engine.
 func (e *Engine) begin(ctx context.Context) error {
 	e.Operations.Add(1)
 	if e.Stalled.Load() {
@@ -139,8 +140,8 @@ func (e *Engine) Swap(ctx context.Context, key string, before, after []byte, ttl
 		return false, err
 	}
 	defer e.mu.Unlock()
-	switch is := e.get(key); {
-	case (is == nil) != (before == nil) || !bytes.Equal(is, before):
+	switch current := e.get(key); {
+	case (current == nil) != (before == nil) || !bytes.Equal(current, before):
 		return false, nil
 	case after == nil:
 		delete(e.values, key)
@@ -158,9 +159,9 @@ func (e *Engine) Delete(ctx context.Context, key string) (bool, error) {
 		return false, err
 	}
 	defer e.mu.Unlock()
-	there := e.get(key) != nil
+	existed := e.get(key) != nil
 	delete(e.values, key)
-	return there, nil
+	return existed, nil
 }
 
 // Keep implements replicas.Engine.
@@ -196,11 +197,11 @@ func (e *Engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []
 	defer e.mu.Unlock()
 	now := time.Now()
 	for _, b := range buckets {
-		is, ok := e.buckets[b.Key]
+		current, ok := e.buckets[b.Key]
 		if !ok {
-			is = bucket{b.Burst, now}
+			current = bucket{b.Burst, now}
 		}
-		tokens := min(b.Burst, is.tokens+now.Sub(is.at).Seconds()*b.Rate)
+		tokens := min(b.Burst, current.tokens+now.Sub(current.at).Seconds()*b.Rate)
 		if b.Want >= 0 {
 			wait = max(wait, untilOne(tokens, b.Rate))
 		}
@@ -217,20 +218,21 @@ func (e *Engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []
 	return taken, 0, nil
 }
 
-// untilOne returns how long it takes until a bucket has a token. Less than a nanosecond is nothing.
+// untilOne returns how long it takes until a bucket has a token. Less than a nanosecond counts as
+// 0.
 func untilOne(tokens, rate float64) time.Duration {
-	switch short := (1 - tokens) / rate * float64(time.Second); {
-	case short < 1:
+	switch nanoseconds := (1 - tokens) / rate * float64(time.Second); {
+	case nanoseconds < 1:
 		return 0
-	case short >= math.MaxInt64:
+	case nanoseconds >= math.MaxInt64:
 		return math.MaxInt64
 	default:
-		return time.Duration(math.Round(short))
+		return time.Duration(math.Round(nanoseconds))
 	}
 }
 
 // Publish implements replicas.Engine.
-func (e *Engine) Publish(ctx context.Context, topic string, message []byte) (heard bool, err error) {
+func (e *Engine) Publish(ctx context.Context, topic string, message []byte) (received bool, err error) {
 	if err := e.begin(ctx); err != nil {
 		return false, err
 	}
@@ -260,7 +262,7 @@ func (e *Engine) Subscribe(ctx context.Context, topic string, f func([]byte)) (s
 	}, nil
 }
 
-// Reconnect has subscribers hear again, and know that they may have missed something.
+// Reconnect delivers messages again, and tells subscribers that they may have missed some.
 func (e *Engine) Reconnect() {
 	e.mu.Lock()
 	all := slices.Concat(slices.Collect(maps.Values(e.topics))...)
@@ -271,7 +273,7 @@ func (e *Engine) Reconnect() {
 	}
 }
 
-// Close implements replicas.Engine. The engine stays as it is: other stores use it, too.
+// Close implements replicas.Engine. It does nothing, because other stores use the engine, too.
 func (*Engine) Close() {}
 
 // Interface guard

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// A Redis is a redis-server of a test, on a port of the loopback interface. It keeps nothing on disk,
-// unless its arguments say so.
+// A Redis is a redis-server of a test, on a port of the loopback interface. It keeps nothing on
+// disk, unless its arguments say so.
 type Redis struct {
 	// Addr is its host and port. It stays the same when the server is started again.
 	Addr string
@@ -22,18 +22,19 @@ type Redis struct {
 	t       testing.TB
 	args    []string
 	command *exec.Cmd
-	exited  chan struct{} // closed when the process is gone
+	exited  chan struct{} // closed when the process has ended
 	output  *output
 }
 
-// StartRedis starts a redis-server with more arguments than its port and directory, and waits until it
-// listens. It is stopped when the test ends. Without redis-server, the test is skipped.
+// StartRedis starts a redis-server with more arguments than its port and directory, and waits until
+// it listens. It is stopped when the test ends. Without redis-server, the test is skipped.
 func StartRedis(t testing.TB, args ...string) *Redis {
 	t.Helper()
 	return start(t, append([]string{"--save", ""}, args...)...)
 }
 
-// StartSentinel does so with a sentinel that has a configuration file, which it writes to.
+// StartSentinel starts a sentinel with a configuration file, which the sentinel changes. It is
+// stopped like the server of StartRedis.
 func StartSentinel(t testing.TB, file string) *Redis {
 	t.Helper()
 	return start(t, file, "--sentinel")
@@ -104,17 +105,18 @@ func (r *Redis) Stop() {
 	}
 }
 
-// Pause has the server do nothing: connections stay open, and are not answered.
+// Pause stops the process. Connections stay open, but get no responses.
 func (r *Redis) Pause() { r.signal(syscall.SIGSTOP) }
 
 // Continue undoes Pause.
 func (r *Redis) Continue() { r.signal(syscall.SIGCONT) }
 
 func (r *Redis) signal(s os.Signal) {
-	_ = r.command.Process.Signal(s) // it fails if the process is gone
+	_ = r.command.Process.Signal(s) // fails if the process has ended
 }
 
-// Do sends a command, and returns what the server answers, up to 64 KiB, in Redis' own notation: +OK.
+// Do sends a command, and returns up to 64 KiB of the response in the protocol of Redis, such as
+// +OK.
 func (r *Redis) Do(args ...string) string {
 	r.t.Helper()
 	conn, err := net.Dial("tcp", r.Addr)
@@ -138,7 +140,7 @@ func (r *Redis) Do(args ...string) string {
 	return string(bytes.TrimSpace(answer[:n]))
 }
 
-// An output is what a process has written.
+// An output collects the output of a process.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer

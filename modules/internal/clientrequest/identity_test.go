@@ -25,7 +25,7 @@ func TestIdentity(t *testing.T) {
 			r := httptest.NewRequest("GET", "/", nil)
 			r = r.WithContext(context.WithValue(r.Context(), caddy.ReplacerCtxKey, repl))
 			if got := Identity(r); got != tt.wants {
-				t.Errorf("got %q", got)
+				t.Errorf("got %q, want %q", got, tt.wants)
 			}
 		})
 	}

@@ -22,9 +22,9 @@ const wildcard = "*"
 // to a name of its own that resolves to that address (DNS rebinding), which the Host header
 // reveals.
 type Policy struct {
-	Directive string   // directive that has the lists, for messages
+	Directive string   // directive that configures the lists, for messages
 	Origins   []string // allowed besides local ones
-	Hosts     []string // allowed besides local ones; if empty, any is, except at a loopback address
+	Hosts     []string // allowed besides local ones; empty allows all, except at a loopback address
 }
 
 // Validate checks the origins and hosts.
@@ -54,7 +54,7 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-// Admit returns why a request is rejected, or nil.
+// Admit checks the Origin and Host of a request. It returns why the request is rejected, or nil.
 func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	if failure := p.admitOrigin(r); failure != nil {
 		return failure
@@ -62,8 +62,9 @@ func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	return p.AdmitHost(r)
 }
 
-// AdmitProbe is Admit for probes of load balancers and Kubernetes, which use the gateway's IP address.
-// It still rejects DNS rebinding, where the host is a name.
+// AdmitProbe is Admit for probes of load balancers and Kubernetes. It allows any IP address as the
+// host, because probes use the gateway's address. DNS rebinding needs a name, so it is still
+// rejected.
 func (p Policy) AdmitProbe(r *http.Request) *jsonrpc.Failure {
 	if failure := p.admitOrigin(r); failure != nil {
 		return failure
@@ -89,7 +90,8 @@ func (p Policy) admitOrigin(r *http.Request) *jsonrpc.Failure {
 	return nil
 }
 
-// AdmitHost checks only the Host header, not the origin. It returns why a request is rejected, or nil.
+// AdmitHost checks only the Host header, not the origin. It returns why a request is rejected, or
+// nil.
 func (p Policy) AdmitHost(r *http.Request) *jsonrpc.Failure {
 	if (len(p.Hosts) > 0 || isOnLoopback(r)) && !p.allowsHost(r.Host) {
 		return jsonrpc.ForbiddenHost("requests for this Host are not allowed; add it to hosts of " + p.Directive)
@@ -97,8 +99,8 @@ func (p Policy) AdmitHost(r *http.Request) *jsonrpc.Failure {
 	return nil
 }
 
-// isCrossSite reports whether the browser says that a page of another origin sent r. Browsers say so
-// even without an Origin header, as for images and links.
+// isCrossSite reports whether Sec-Fetch-Site says that a page of another origin sent r. Browsers
+// send that header even if they send no Origin, as for images and links.
 func isCrossSite(r *http.Request) bool {
 	return slices.ContainsFunc(r.Header["Sec-Fetch-Site"], func(site string) bool {
 		return site != "none" && site != "same-origin"

@@ -15,37 +15,38 @@ func TestAdmit(t *testing.T) {
 		name   string
 		policy Policy
 		at     net.Addr
-		origin string // several are divided by blanks
+		origin string // values separated by spaces
 		host   string
-		why    string // it is refused, nothing if it is not
-		site   string // as the browser says
+		why    string // end of the error; empty if the request is admitted
+		site   string // Sec-Fetch-Site
 	}{
-		{"no page", Policy{}, loopback, "", "localhost:8080", "", ""},
-		{"a page of this machine", Policy{}, loopback, "http://[::1]:3000", "127.0.0.1", "", ""},
-		{"a page of another", Policy{}, loopback, "https://evil.test", "127.0.0.1", "origins of test", ""},
-		{"a page that hides where it is from", Policy{}, loopback, "null", "127.0.0.1", "origins of test", ""},
-		{"a page of another that looks local", Policy{}, loopback, "https://localhost.evil.test", "127.0.0.1",
+		{"a request without an origin", Policy{}, loopback, "", "localhost:8080", "", ""},
+		{"a page on this machine", Policy{}, loopback, "http://[::1]:3000", "127.0.0.1", "", ""},
+		{"a page on another machine", Policy{}, loopback, "https://evil.test", "127.0.0.1", "origins of test", ""},
+		{"a page with an opaque origin", Policy{}, loopback, "null", "127.0.0.1", "origins of test", ""},
+		{"a page on another machine with a name like localhost", Policy{}, loopback, "https://localhost.evil.test",
+			"127.0.0.1",
 			"origins of test", ""},
-		{"a page that is allowed", Policy{Origins: []string{"https://APP.test"}}, loopback, "https://app.test", "127.0.0.1",
+		{"an allowed page", Policy{Origins: []string{"https://APP.test"}}, loopback, "https://app.test", "127.0.0.1",
 			"", ""},
-		{"a page that is allowed, with another port", Policy{Origins: []string{"https://app.test"}}, loopback,
+		{"an allowed page on another port", Policy{Origins: []string{"https://app.test"}}, loopback,
 			"https://app.test:8443", "127.0.0.1", "origins of test", ""},
 		{"any page", Policy{Origins: []string{"*"}}, loopback, "https://evil.test", "127.0.0.1", "", ""},
-		{"two origins of which one is allowed", Policy{Origins: []string{"https://app.test"}}, loopback,
+		{"two origins, one of them allowed", Policy{Origins: []string{"https://app.test"}}, loopback,
 			"https://app.test https://evil.test", "127.0.0.1", "origins of test", ""},
-		{"a name that resolves to here", Policy{}, loopback, "", "evil.test", "hosts of test", ""},
-		{"a name that is allowed", Policy{Hosts: []string{"mcp.test"}}, loopback, "", "MCP.test.:443", "", ""},
-		{"a name that is not, at a public address", Policy{Hosts: []string{"mcp.test"}}, public, "", "evil.test",
+		{"a foreign host at a loopback address", Policy{}, loopback, "", "evil.test", "hosts of test", ""},
+		{"an allowed host", Policy{Hosts: []string{"mcp.test"}}, loopback, "", "MCP.test.:443", "", ""},
+		{"a foreign host at a public address", Policy{Hosts: []string{"mcp.test"}}, public, "", "evil.test",
 			"hosts of test", ""},
-		{"any name at a public address", Policy{}, public, "", "evil.test", "", ""},
-		{"any name", Policy{Hosts: []string{"*"}}, loopback, "", "evil.test", "", ""},
+		{"any host at a public address", Policy{}, public, "", "evil.test", "", ""},
+		{"any host", Policy{Hosts: []string{"*"}}, loopback, "", "evil.test", "", ""},
 		{"an image in a page of another site", Policy{}, loopback, "", "127.0.0.1", "origins of test", "cross-site"},
 		{"an image in a page of the same site", Policy{}, public, "", "mcp.test", "origins of test", "same-site"},
 		{"an unknown Sec-Fetch-Site value", Policy{}, public, "", "mcp.test", "origins of test", "other-site"},
-		{"an image in a page of its own", Policy{}, loopback, "", "127.0.0.1", "", "same-origin"},
+		{"an image in a page of the same origin", Policy{}, loopback, "", "127.0.0.1", "", "same-origin"},
 		{"an address typed by the user", Policy{}, loopback, "", "127.0.0.1", "", "none"},
-		{"a page of this machine at another port", Policy{}, loopback, "http://localhost:3000", "127.0.0.1", "", "same-site"},
-		{"a page of another site that is allowed", Policy{Origins: []string{"https://app.test"}}, loopback,
+		{"a page on this machine at another port", Policy{}, loopback, "http://localhost:3000", "127.0.0.1", "", "same-site"},
+		{"an allowed page of another site", Policy{Origins: []string{"https://app.test"}}, loopback,
 			"https://app.test", "127.0.0.1", "", "cross-site"},
 		{"an image in any page", Policy{Origins: []string{"*"}}, loopback, "", "127.0.0.1", "", "cross-site"},
 	}

@@ -1,4 +1,4 @@
-// Package configfile reads configuration files for commands that need a part of one.
+// Package configfile reads configuration files, and parts of them, for commands.
 package configfile
 
 import (
@@ -16,9 +16,9 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
-// Load reads a configuration like Caddy's own commands, but prints nothing. The default file is the
-// Caddyfile in the current directory; config is nil if that does not exist. from is the name of the
-// file.
+// Load reads and adapts a configuration like Caddy's own commands, but prints nothing. The default
+// file is the Caddyfile in the current directory; config is nil if that does not exist. from is the
+// name of the file.
 func Load(file, adapter string) (config []byte, from string, err error) {
 	from = cmp.Or(file, "Caddyfile")
 	config, err = os.ReadFile(from)
@@ -42,8 +42,8 @@ func Load(file, adapter string) (config []byte, from string, err error) {
 	return config, from, err
 }
 
-// Handlers returns the configurations of all handlers with a name, at any depth of a configuration or
-// a part of one.
+// Handlers returns the configurations of all handlers with this name in a configuration or a part
+// of one, at any depth.
 func Handlers(config []byte, name string) ([]json.RawMessage, error) {
 	var root any
 	decoder := json.NewDecoder(bytes.NewReader(config))

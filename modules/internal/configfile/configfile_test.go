@@ -36,13 +36,13 @@ func TestLoad(t *testing.T) {
 	}{
 		{"the Caddyfile of the directory, with its environment", "", "", `"there"`, ""},
 		{"another file", "elsewhere", "", `"elsewhere"`, ""},
-		{"any name is a Caddyfile's", "Caddyfile.d.txt", "", `"text"`, ""},
+		{"a Caddyfile of any name", "Caddyfile.d.txt", "", `"text"`, ""},
 		{"JSON", "caddy.json", "", `{"apps":{}}`, ""},
 		{"an adapter", "elsewhere", "caddyfile", `"elsewhere"`, ""},
-		{"an adapter that is not there", "elsewhere", "toml", "", `"toml"`},
-		{"a file that is not there", "nowhere", "", "", "nowhere"},
-		{"a file that is broken", "broken", "", "", "broken"},
-		{"JSON of a client", "mcp.json", "", "",
+		{"an unknown adapter", "elsewhere", "toml", "", `"toml"`},
+		{"a missing file", "nowhere", "", "", "nowhere"},
+		{"a broken file", "broken", "", "", "broken"},
+		{"mcpServers JSON of a client", "mcp.json", "", "",
 			"mcp.json is not JSON; for the mcpServers JSON of a client, add --adapter mcp"},
 	}
 	for _, tt := range tests {
@@ -69,6 +69,6 @@ func TestHandlers(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	if _, err := Handlers([]byte(`{`), "x"); err == nil {
-		t.Error("broken JSON was read")
+		t.Error("broken JSON is accepted")
 	}
 }

@@ -1,5 +1,5 @@
-// Package pipenet implements a network inside the process, whose connections are pipes. Commands that
-// run a private Caddy let it listen there.
+// Package pipenet implements a network inside the process, whose connections are pipes. Commands
+// that run Caddy in their own process let it listen there.
 package pipenet
 
 import (
@@ -42,8 +42,8 @@ func listen(_ context.Context, network, host, port string, _ uint, _ net.ListenC
 	return l, nil
 }
 
-// A listener listens at one of the addresses. Several may at once, while one configuration replaces
-// another.
+// A listener listens at one of the addresses. While one configuration replaces another, several
+// listeners share an address.
 type listener struct {
 	conns  <-chan net.Conn
 	closed chan struct{}

@@ -11,8 +11,8 @@ import (
 // registryKey is the context key of the configuration's metrics registry.
 type registryKey struct{}
 
-// NewContext returns a context for modules that may end before the configuration of ctx: they end when
-// the returned function is called.
+// NewContext returns a context for modules that may end before the configuration of ctx. They end
+// when the returned function is called.
 func NewContext(ctx caddy.Context) (caddy.Context, context.CancelFunc) {
 	inner, end := caddy.NewContext(ctx)
 	inner.Context = context.WithValue(inner.Context, registryKey{}, ctx.GetMetricsRegistry())

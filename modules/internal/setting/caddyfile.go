@@ -1,5 +1,5 @@
-// Package setting reads settings from the Caddyfile and the environment, with the same errors for all
-// modules.
+// Package setting reads settings from the Caddyfile and the environment, with the same errors for
+// all modules.
 package setting
 
 import (
@@ -18,14 +18,15 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A Line reads the arguments and the block of a subdirective. When it is called, d.Val() is the name
-// of the subdirective.
+// A Line reads the arguments and the block of a subdirective. When it is called, d.Val() is the
+// name of the subdirective.
 type Line func(d *caddyfile.Dispenser) error
 
 // Lines are the subdirectives of a block, by name.
 type Lines map[string]Line
 
-// Unknown is the key in Lines of a Line for all other names. Without it, unknown names are an error.
+// Unknown is the key in Lines of a Line for all other names. Without it, unknown names are an
+// error.
 const Unknown = ""
 
 // Words returns the names of the subdirectives, in order.
@@ -33,13 +34,13 @@ func (l Lines) Words() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(l)), func(name string) bool { return name == Unknown })
 }
 
-// Block reads a block. A subdirective may occur once, except for those in repeatable.
+// Block reads a block. A subdirective may occur only once, unless repeatable contains it.
 func Block(d *caddyfile.Dispenser, lines Lines, repeatable ...string) error {
 	return BlockChecked(d, lines, func() error { return nil }, repeatable...)
 }
 
-// BlockChecked reads a block like Block, and then calls check. If the error of check names a subdirective,
-// it is reported at that line, else at the line of the directive.
+// BlockChecked reads a block like Block, and then calls check. If the error of check names a
+// subdirective, it is reported at that line, else at the line of the directive.
 func BlockChecked(d *caddyfile.Dispenser, lines Lines, check func() error, repeatable ...string) error {
 	directive, written := d.Token(), map[string]caddyfile.Token{}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
@@ -76,8 +77,8 @@ func tokenOf(err error, written map[string]caddyfile.Token, directive caddyfile.
 	return directive
 }
 
-// CheckCopy returns a check for Checked. It runs checks that set defaults on a deep copy of a
-// configuration, in order, and returns the first error.
+// CheckCopy returns a check for BlockChecked. It runs checks on a deep copy of a configuration, in
+// order, and returns the first error. So checks may set defaults.
 func CheckCopy[T any](config *T, checks ...func(*T) error) func() error {
 	return func() error {
 		copied := new(T)
@@ -121,8 +122,8 @@ func Expected(d *caddyfile.Dispenser, name, arguments string) error {
 	return d.Errf("%s: expected \"%s\"", name, strings.TrimSpace(name+" "+arguments))
 }
 
-// Module reads a line that names a module, such as "backend heuristic". The error for an unknown name
-// lists the modules; kind is the word for them.
+// Module reads a line that names a module, such as "backend heuristic". kind is the word for
+// modules of the namespace in errors. The error for an unknown name lists them.
 func Module(d *caddyfile.Dispenser, namespace, kind string) (name string, module caddyfile.Unmarshaler, err error) {
 	line := d.Val()
 	if !d.NextArg() {
@@ -130,13 +131,14 @@ func Module(d *caddyfile.Dispenser, namespace, kind string) (name string, module
 	}
 	name = d.Val()
 	if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-		return "", nil, d.Errf("%s: unknown %s %q; expected %s", line, kind, name, oneOf(guests(namespace)))
+		return "", nil, d.Errf("%s: unknown %s %q; expected %s", line, kind, name, oneOf(moduleNames(namespace)))
 	}
 	module, err = caddyfile.UnmarshalModule(d, namespace+"."+name)
 	return name, module, err
 }
 
-func guests(namespace string) (names []string) {
+// moduleNames returns the names of the modules in a namespace.
+func moduleNames(namespace string) (names []string) {
 	for _, module := range caddy.GetModules(namespace) {
 		names = append(names, module.ID.Name())
 	}
@@ -275,7 +277,7 @@ func Secret(field *string) Line {
 	}
 }
 
-// List appends one or more arguments. kind is the word for them in errors.
+// List appends one or more arguments. kind is the word for them in errors. Default: values
 func List(field *[]string, kind ...string) Line {
 	return func(d *caddyfile.Dispenser) error {
 		name := d.Val()
@@ -315,8 +317,8 @@ func Optional[T any](field **T, line func(*T) Line) Line {
 	}
 }
 
-// NotZero reads a field whose zero value means the default and cannot be set. refusal is the error for
-// zero.
+// NotZero reads a field whose zero value means the default and cannot be set. refusal is the error
+// for zero.
 func NotZero[T comparable](field *T, line func(*T) Line, refusal string) Line {
 	return func(d *caddyfile.Dispenser) error {
 		if err := line(field)(d); err != nil {

@@ -10,7 +10,7 @@ import (
 // EnvText returns an environment variable without surrounding whitespace.
 func EnvText(name string) string { return strings.TrimSpace(os.Getenv(name)) }
 
-// EnvInt returns an environment variable that is a whole number. Any other value counts as not set. A
+// EnvInt returns an environment variable that is a whole number. ok is false for any other value. A
 // number too large for an int is clamped.
 func EnvInt(name string) (n int, ok bool) {
 	n, err := strconv.Atoi(EnvText(name))

@@ -6,7 +6,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// ShortestKey is the minimum length of a session_key. It is not a password to remember.
+// ShortestKey is the minimum length of a session_key. Programs store the key, so it can be long.
 const ShortestKey = 32
 
 // SessionKey returns the session_key of a configuration with placeholders replaced.

@@ -6,11 +6,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// Advice says what to write instead of words that a block does not have.
+// Advice holds what to write instead of an unknown word, by that word.
 type Advice map[string]string
 
-// UnknownSubdirective returns the error for the current word, which the block does not have. It includes the
-// advice for the word, or else the most similar known word.
+// UnknownSubdirective returns the error that the block has no subdirective with the current word.
+// The error includes the advice for the word, or else the most similar known word.
 func UnknownSubdirective(d *caddyfile.Dispenser, known []string, advice Advice) error {
 	word := d.Val()
 	if advised, ok := advice[word]; ok {

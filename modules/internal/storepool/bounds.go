@@ -16,10 +16,10 @@ type Bounds struct {
 	// How long an original is kept after its last use. Default: 1h
 	TTL caddy.Duration `json:"ttl,omitempty"`
 
-	// How many originals are kept. Default: 1000
+	// Maximum number of originals. Default: 1000
 	MaxEntries int `json:"max_entries,omitempty"`
 
-	// Their total size. Default: 64 MiB
+	// Maximum total size of the originals in bytes. Default: 64 MiB
 	MaxBytes int64 `json:"max_bytes,omitempty"`
 }
 
@@ -32,9 +32,10 @@ type Bounds struct {
 //	}
 func (b *Bounds) Lines() setting.Lines {
 	return setting.Lines{
-		"ttl":         b.parseTTL,
-		"max_entries": setting.NotZero(&b.MaxEntries, setting.NotNegative, "recover max_entries: 0 keeps nothing"),
-		"max_bytes":   setting.NotZero(&b.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing"),
+		"ttl": b.parseTTL,
+		"max_entries": setting.NotZero(&b.MaxEntries, setting.NotNegative,
+			"recover max_entries: 0 keeps nothing; write recover off"),
+		"max_bytes": setting.NotZero(&b.MaxBytes, setting.Size, "recover max_bytes: 0 keeps nothing; write recover off"),
 	}
 }
 
@@ -48,7 +49,7 @@ func (b *Bounds) parseTTL(d *caddyfile.Dispenser) error {
 		return d.Errf("recover ttl: %v", err)
 	}
 	if ttl == 0 {
-		return d.Errf("recover ttl: 0 keeps nothing")
+		return d.Errf("recover ttl: 0 keeps nothing; write recover off")
 	}
 	if ttl < 0 {
 		return d.Errf("recover ttl: %s is negative", arg)

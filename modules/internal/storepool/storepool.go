@@ -1,5 +1,5 @@
-// Package storepool holds the stores of originals of modules, so that they survive configuration
-// reloads.
+// Package storepool holds the stores in which modules keep originals, so that they survive
+// configuration reloads.
 package storepool
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// A Store is shared by all modules that store the same kind within the same limits.
+// A Store holds originals of one kind. All modules that store this kind within the same limits
+// share it.
 type Store struct {
 	*store.Store
 	key    key
@@ -35,7 +36,7 @@ func Open(kind *quota.Kind, limits store.Limits) (*Store, error) {
 	return open(key{kind: kind, limits: limits}, nil)
 }
 
-// OpenShared is Open for a store that is shared with replicas, if mcp_store is configured.
+// OpenShared is Open for a store that replicas share if mcp_store is configured.
 func OpenShared(ctx caddy.Context, kind *quota.Kind, limits store.Limits) (*Store, error) {
 	common, err := mcpstore.Open(ctx)
 	if err != nil {

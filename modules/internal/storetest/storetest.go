@@ -40,8 +40,8 @@ func (o *opener) Open(*zap.Logger) (replicas.Engine, error) {
 	return engine.(replicas.Engine), nil
 }
 
-// Replica returns the context of a configuration with its own store on an engine, and further settings
-// of the store. It ends with the test.
+// Replica returns the context of a configuration with its own store on an engine, and further
+// settings of the store. It ends with the test.
 func Replica(t testing.TB, engine replicas.Engine, settings mcpstore.App) caddy.Context {
 	t.Helper()
 	name := rand.Text()

@@ -1,4 +1,5 @@
-// Package telemetry adds metrics and access log fields of this project's modules to Caddy's.
+// Package telemetry adds the metrics and access log fields of this project's modules to those of
+// Caddy.
 package telemetry
 
 import (
@@ -14,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
-// NewCounter returns a counter named caddy_mcp_<name>. Counters live as long as the process, so that
-// counts survive reloads.
+// NewCounter returns a counter named caddy_mcp_<name>. Counters live as long as the process, so
+// that counts survive reloads.
 func NewCounter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "caddy",
@@ -51,10 +52,10 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName("caddy", "mcp", name), help, labels, nil)
 }
 
-// Register adds collectors, and the usage of all stores, to the metrics of a configuration. Each
-// configuration has its own registry.
+// Register adds collectors, and the usage of all stores, to the metrics registry of a
+// configuration.
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
-	for _, c := range append(collectors, kept{}) {
+	for _, c := range append(collectors, usageCollector{}) {
 		var already prometheus.AlreadyRegisteredError
 		err := replaceable.Registry(ctx).Register(c)
 		if err != nil && !errors.As(err, &already) {
@@ -64,8 +65,8 @@ func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
 	return nil
 }
 
-// JoinAccessLog adds fields to the access log entry of r, if there is one. They are read when it is
-// written.
+// JoinAccessLog adds fields to the access log entry of r, if there is one. The fields are read when
+// the entry is written.
 func JoinAccessLog(r *http.Request, fields zapcore.ObjectMarshaler) {
 	ctx := r.Context()
 	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)

@@ -5,8 +5,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
-// kept is the kind of stored originals in the store metrics.
-var kept = quota.NewKind("tool_results")
+// kind is the kind of stored originals in the store metrics.
+var kind = quota.NewKind("tool_results")
 
 // Recovered counts recovered originals.
 var Recovered = telemetry.NewCounter("tool_results_recovered_total",

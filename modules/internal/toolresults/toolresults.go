@@ -1,5 +1,5 @@
-// Package toolresults stores the originals of tool results that tool_result_mask has masked. Gateways
-// of the same process return them.
+// Package toolresults stores the originals of tool results that tool_result_mask has masked.
+// Gateways of the same process return them.
 package toolresults
 
 import (
@@ -16,12 +16,12 @@ import (
 
 // Open returns the store of originals within limits. The caller must release it.
 func Open(ctx caddy.Context, limits store.Limits) (*storepool.Store, error) {
-	return storepool.OpenShared(ctx, kept, limits)
+	return storepool.OpenShared(ctx, kind, limits)
 }
 
 // Owner returns the owner of the tool results in a request to a model: the user authenticated by
-// Caddy, or else the address. Gateway identities do not count, because requests to models do not have
-// them.
+// Caddy, or else the address. Gateway identities do not count, because requests to models do not
+// have them.
 func Owner(r *http.Request) string {
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		if user, _ := repl.GetString("http.auth.user.id"); user != "" {
@@ -33,8 +33,8 @@ func Owner(r *http.Request) string {
 
 func userOwner(user string) string { return "user " + user }
 
-// addressOwner returns the owner at an address. An agent on this machine may reach the model at ::1 and
-// the gateway at 127.0.0.1 under the same name.
+// addressOwner returns the owner for an address. All loopback addresses are one owner: an agent may
+// reach the model at ::1 and the gateway at 127.0.0.1, both as localhost.
 func addressOwner(address string) string {
 	network := ratelimit.Address(address)
 	if network == localNetwork {
@@ -50,7 +50,7 @@ var localNetwork = ratelimit.Address(netip.IPv6Loopback().String())
 type Originals struct{}
 
 // Kept implements [gateway.Originals].
-func (Originals) Kept() bool { return len(storepool.All(kept)) > 0 }
+func (Originals) Kept() bool { return len(storepool.All(kind)) > 0 }
 
 // Original returns a client's original by its handle: the body of a JSON string.
 func (Originals) Original(user, address, handle string) (body []byte, ok bool) {
@@ -67,10 +67,10 @@ func (Originals) Original(user, address, handle string) (body []byte, ok bool) {
 	return nil, false
 }
 
-// Places returns where results of a client are kept. A user also finds results of its address, as
-// without authentication.
+// Places returns where results of a client are kept: under its address and, if it is authenticated,
+// also under the user.
 func Places(user, address string) (places []storepool.Place) {
-	for _, s := range storepool.All(kept) {
+	for _, s := range storepool.All(kind) {
 		places = append(places, storepool.Place{Store: s, Owner: addressOwner(address)})
 		if user != "" {
 			places = append(places, storepool.Place{Store: s, Owner: userOwner(user)})

@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 )
 
-// An original is found by the user that has sent it or, if it came without one, at its
-// address.
+// An original belongs to the user who sent it or, without a user, to the address it came from.
 func TestOriginalsBelongToWhoSentThem(t *testing.T) {
 	type client struct{ user, address string }
 	for _, test := range []struct {
@@ -23,13 +22,13 @@ func TestOriginalsBelongToWhoSentThem(t *testing.T) {
 		{"the same address", client{"", "192.0.2.1"}, client{"", "192.0.2.1"}, true},
 		{"the same address at another port", client{"", "192.0.2.1:1"}, client{"", "192.0.2.1:2"}, true},
 		{"another address", client{"", "192.0.2.1"}, client{"", "192.0.2.2"}, false},
-		{"both loopback addresses by which localhost is known", client{"", "[::1]:1"}, client{"", "127.0.0.1"}, true},
+		{"the two loopback addresses of localhost", client{"", "[::1]:1"}, client{"", "127.0.0.1"}, true},
 		{"another loopback address", client{"", "127.0.0.1"}, client{"", "127.0.0.2"}, false},
-		{"the same user elsewhere", client{"ann", "192.0.2.1"}, client{"ann", "192.0.2.2"}, true},
+		{"the same user at another address", client{"ann", "192.0.2.1"}, client{"ann", "192.0.2.2"}, true},
 		{"another user at the same address", client{"ann", "192.0.2.1"}, client{"bob", "192.0.2.1"}, false},
 		{"no user at the same address", client{"ann", "192.0.2.1"}, client{"", "192.0.2.1"}, false},
-		{"a user at the address of a request without one", client{"", "192.0.2.1"}, client{"ann", "192.0.2.1"}, true},
-		{"a user at another address than that", client{"", "192.0.2.1"}, client{"ann", "192.0.2.2"}, false},
+		{"a user at the address of an anonymous client", client{"", "192.0.2.1"}, client{"ann", "192.0.2.1"}, true},
+		{"a user at another address than an anonymous client", client{"", "192.0.2.1"}, client{"ann", "192.0.2.2"}, false},
 		{"a user whose name is an address", client{"", "192.0.2.1"}, client{"192.0.2.1", "192.0.2.2"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -44,7 +43,7 @@ func TestOriginalsBelongToWhoSentThem(t *testing.T) {
 			repl.Set("http.auth.user.id", test.sent.user)
 			r = caddyhttp.PrepareRequest(r, repl, nil, new(caddyhttp.Server))
 			if !s.Put(Owner(r), "obs_0123456789", []byte("A")) {
-				t.Fatal("not kept")
+				t.Fatal("the original was not stored")
 			}
 			if _, ok := (Originals{}).Original(test.wanted.user, test.wanted.address, "obs_0123456789"); ok != test.found {
 				t.Errorf("found %t, want %t", ok, test.found)

@@ -1,7 +1,7 @@
-// Package unlogged keeps credentials out of the logs of Caddy's reverse_proxy. It logs all headers
-// of a request at level WARN whenever a client disconnects in mid-response, and at level DEBUG also
-// those of the response. Caddy itself hides only Authorization and cookies, but servers get keys in
-// any header.
+// Package unlogged keeps credentials out of the logs of Caddy's reverse_proxy. When a client
+// disconnects in mid-response, reverse_proxy logs all headers of the request at level WARN, and at
+// level DEBUG also those of the response. Caddy itself hides only Authorization and cookies, but
+// servers get keys in any header.
 package unlogged
 
 import (
@@ -35,9 +35,9 @@ func HeadersFor(logger *zap.Logger) Headers {
 	return Headers(logger.Core().Enabled(zapcore.DebugLevel))
 }
 
-// RoundTrip sends a request with a transport of reverse_proxy. When it returns, r has only what may be
-// logged, because reverse_proxy does not use it otherwise. It moves the session id from the response
-// to the context's [unlogged.Session], if there is one.
+// RoundTrip sends a request with a transport of reverse_proxy. Then it removes from r what must not
+// be logged; reverse_proxy uses r only for the log by then. RoundTrip also moves the session id
+// from the response to the context's [unlogged.Session], if there is one.
 func (logged Headers) RoundTrip(
 	r *http.Request, transport func(*http.Request) (*http.Response, error),
 ) (*http.Response, error) {
@@ -58,7 +58,7 @@ func (logged Headers) RoundTrip(
 	return res, nil
 }
 
-// loggable returns a header with only the values that may be logged.
+// loggable returns a copy of a header, in which all values that must not be logged are redacted.
 func loggable(header http.Header) http.Header {
 	logged := make(http.Header, len(header))
 	for name, values := range header {

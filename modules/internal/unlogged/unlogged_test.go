@@ -16,7 +16,7 @@ import (
 
 func TestRoundTrip(t *testing.T) {
 	failed := errors.New("failed")
-	for name, fails := range map[string]error{"a response": nil, "none": failed} {
+	for name, fails := range map[string]error{"a response": nil, "an error": failed} {
 		t.Run(name, func(t *testing.T) {
 			r := httptest.NewRequest(http.MethodPost, "/mcp?key=secret", nil)
 			r.Header = http.Header{"X-Key": {"secret"}, "Mcp-Session-Id": {"secret"}, "Accept": {"*/*"}}
@@ -50,8 +50,8 @@ func TestRoundTrip(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a client that leaves", func(t *testing.T) {
-		for name, leaves := range map[string]bool{"of a server that breaks off": false, "that is gone": true} {
+	t.Run("a body that breaks off", func(t *testing.T) {
+		for name, leaves := range map[string]bool{"a connected client": false, "a disconnected client": true} {
 			ctx, leave := context.WithCancel(context.WithValue(t.Context(), caddyhttp.VarsCtxKey, map[string]any{}))
 			defer leave()
 			var session unlogged.Session
@@ -68,7 +68,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 			_, err = io.ReadAll(res.Body)
 			if (err == nil) != leaves || session.Canceled() != leaves {
-				t.Errorf("a client %s: %v, canceled %t", name, err, session.Canceled())
+				t.Errorf("%s: %v, canceled %t", name, err, session.Canceled())
 			}
 		}
 	})

@@ -12,7 +12,7 @@ type Overview struct {
 	Since    time.Time           `json:"since"` // start of the process
 	Gateways []GatewayStatus     `json:"gateways"`
 	Store    *mcpstore.Status    `json:"store,omitempty"` // shared by replicas
-	Total    activity.Sums       `json:"total"`           // since then
+	Total    activity.Sums       `json:"total"`           // since the start
 	Recent   []activity.Interval `json:"recent"`          // last ten minutes, in steps of ten seconds
 }
 

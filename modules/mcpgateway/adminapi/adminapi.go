@@ -7,7 +7,7 @@ import "time"
 // MaxBody is the maximum size of a request in bytes.
 const MaxBody = 2 << 20
 
-// DefaultTimeout is the default time for a server to connect and to list.
+// DefaultTimeout is how long a server may take by default to connect and to list its items.
 const DefaultTimeout = 2 * time.Minute
 
 // An Error is an error response of the API.

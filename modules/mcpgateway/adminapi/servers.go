@@ -21,7 +21,7 @@ type ServerStatus struct {
 	Path         string            `json:"mcp_path"` // of the gateway
 	Name         string            `json:"name"`
 	Aliases      []string          `json:"aliases,omitempty"`
-	From         string            `json:"from,omitempty"`    // the file of servers_from
+	From         string            `json:"from,omitempty"`    // file of servers_from that defines it
 	URL          string            `json:"url,omitempty"`     // of the only upstream, without query
 	Command      string            `json:"command,omitempty"` // program of the child processes, without arguments
 	State        string            `json:"state"`             // StateHealthy, StateUnhealthy or StateUnknown
@@ -29,8 +29,8 @@ type ServerStatus struct {
 	FailedAt     time.Time         `json:"last_error_at,omitzero"`
 	Tried        string            `json:"tried,omitempty"` // method that failed
 	TriedPath    string            `json:"tried_path,omitempty"`
-	Since        time.Time         `json:"since,omitzero"`
-	Failures     int               `json:"failures,omitempty"`
+	Since        time.Time         `json:"since,omitzero"`     // when the state last changed
+	Failures     int               `json:"failures,omitempty"` // consecutive failures
 	Children     []ChildStatus     `json:"children,omitempty"`
 	Upstreams    []UpstreamStatus  `json:"upstreams,omitempty"`
 	Restarts     int               `json:"restarts"`
@@ -39,7 +39,7 @@ type ServerStatus struct {
 	Tools        *int              `json:"tools,omitempty"`   // number of tools; nil if unknown
 	Prompts      *int              `json:"prompts,omitempty"`
 	Resources    *int              `json:"resources,omitempty"`
-	ToolsChanged int               `json:"tools_changed"`
+	ToolsChanged int               `json:"tools_changed"`       // tools with a changed definition
 	Login        *login.Status     `json:"login,omitempty"`     // nil without oauth
 	LoginURL     string            `json:"login_url,omitempty"` // where a person must log in
 }

@@ -11,13 +11,13 @@ import (
 type Provider interface {
 	// Authenticate returns the client that sent a request, "" if the request has no
 	// credentials of this kind, or an error if they are invalid. The error goes to the
-	// log and must not contain credentials. A [ForbiddenError] and an [UnavailableError]
-	// have statuses of their own.
+	// log and must not contain credentials. A [ForbiddenError] results in status 403, an
+	// [UnavailableError] in 503, any other error in 401.
 	Authenticate(*Request) (identity string, err error)
 
-	// BodyNeeded returns how many bytes of a POST's body Authenticate needs at most, 0
-	// if the headers suffice. The body is read before the client is known, so it costs
-	// memory for unauthenticated requests.
+	// BodyNeeded returns how many bytes of the body of a POST Authenticate needs at most,
+	// 0 if the headers suffice. That much of the body is held in memory before the client
+	// is known.
 	BodyNeeded(*http.Request) int64
 
 	// CredentialHeaders returns the headers that carry such credentials. The gateway

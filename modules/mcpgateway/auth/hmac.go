@@ -66,14 +66,15 @@ type HMAC struct {
 	// Default: 5m
 	Window caddy.Duration `json:"window,omitempty"`
 
-	// How many nonces to remember for each client, at about 200 bytes each. A client
-	// that signs more requests within two windows is refused until the oldest nonces
-	// expire. Each replica counts the requests that it has accepted. Default: 100000
+	// Maximum number of nonces to remember for each client, at about 200 bytes each. A
+	// client that signs more requests within two windows is refused until the oldest
+	// nonces expire. Each replica counts the requests that it has accepted. Default:
+	// 100000
 	MaxNonces int `json:"max_nonces,omitempty"`
 
-	known  map[string]hmacClient
-	prints fingerprints
-	store  *mcpstore.Store // nil without mcp_store
+	known        map[string]hmacClient
+	fingerprints fingerprints
+	store        *mcpstore.Store // nil without mcp_store
 }
 
 // ClientSecret is a client and the secret it signs with.
@@ -110,7 +111,7 @@ func (h *HMAC) Provision(ctx caddy.Context) (err error) {
 	h.Window = cmp.Or(h.Window, caddy.Duration(5*time.Minute))
 	h.MaxNonces = cmp.Or(h.MaxNonces, 100_000)
 	h.known = make(map[string]hmacClient, len(h.Clients))
-	h.prints = fingerprints{}
+	h.fingerprints = fingerprints{}
 	if h.store, err = mcpstore.Open(ctx); err != nil {
 		return err
 	}
@@ -133,7 +134,7 @@ func (h *HMAC) Provision(ctx caddy.Context) (err error) {
 			return err
 		}
 		h.known[client.Client] = hmacClient{[]byte(secret), nonces}
-		h.prints.add(client.Client, []byte(secret))
+		h.fingerprints.add(client.Client, []byte(secret))
 	}
 	return nil
 }
@@ -230,7 +231,7 @@ func (h *HMAC) signature(r *http.Request) (*hmacSignature, error) {
 	}
 	window := time.Duration(h.Window)
 	if off := time.Since(signed.time); off > window || off < -window {
-		return nil, fmt.Errorf("the timestamp is more than %s from the current time", window)
+		return nil, fmt.Errorf("the timestamp differs from the current time by more than %s", window)
 	}
 	return &signed, nil
 }
@@ -255,7 +256,7 @@ func parseSignature(credentials string) (hmacSignature, error) {
 		name, value, _ := strings.Cut(strings.Trim(parameter, " \t"), "=")
 		field := fields[name]
 		if field == nil {
-			return s, errors.New("the parameters are not client, timestamp, nonce and signature, each once")
+			return s, errors.New("the parameters must be client, timestamp, nonce and signature, each once")
 		}
 		delete(fields, name)
 		if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
@@ -304,7 +305,7 @@ func (h *HMAC) BodyNeeded(r *http.Request) int64 {
 }
 
 // FingerprintOf implements SecretHolder.
-func (h *HMAC) FingerprintOf(client string) string { return h.prints[client] }
+func (h *HMAC) FingerprintOf(client string) string { return h.fingerprints[client] }
 
 // CredentialHeaders implements Provider.
 func (*HMAC) CredentialHeaders() []string { return []string{"Authorization"} }
@@ -357,7 +358,8 @@ func openNonceSet(client, secret string) (*nonceSet, error) {
 }
 
 func newNonceSet(key nonceSetKey) *nonceSet {
-	// The LRU must not evict the oldest nonce to make room. add checks the limit.
+	// The LRU has no limit, because it must not evict the oldest nonce to make room. add
+	// checks the limit.
 	arrivals, _ := simplelru.NewLRU[string, time.Time](math.MaxInt, nil) // the size is positive
 	return &nonceSet{key: key, arrivals: arrivals, counts: quota.NewMeter(keptNonces, quota.Limits{})}
 }
@@ -369,14 +371,14 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 	defer s.mu.Unlock()
 	now := time.Now()
 	s.widen(now, window)
-	s.forget(now)
+	s.removeExpired(now)
 	switch {
 	case s.arrivals.Contains(nonce):
 		return errNonceUsed
 	case signed.Before(s.floor):
 		return errors.New("the timestamp is from before the window was widened")
 	case s.arrivals.Len() >= limit:
-		return fmt.Errorf("the client has used %d nonces within two windows: max_nonces", limit)
+		return fmt.Errorf("the client has used %d nonces within two windows, the limit of max_nonces", limit)
 	}
 	s.arrivals.Add(strings.Clone(nonce), now) // the original would retain all headers
 	s.counts.Take("", int64(len(nonce)))
@@ -406,7 +408,8 @@ func (s *nonceSet) widen(now time.Time, window time.Duration) {
 	s.window = window
 }
 
-func (s *nonceSet) forget(now time.Time) {
+// removeExpired removes nonces that arrived more than two windows ago.
+func (s *nonceSet) removeExpired(now time.Time) {
 	for {
 		nonce, arrived, ok := s.arrivals.GetOldest()
 		if !ok || now.Sub(arrived) <= 2*s.window {

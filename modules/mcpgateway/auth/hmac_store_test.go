@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// hmacReplica returns a provider as in a process of its own.
+// hmacReplica returns a provider with its own nonces, as in another process.
 func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
 	t.Helper()
 	hmacSecrets(t)
@@ -26,7 +26,7 @@ func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
 		t.Fatal(err)
 	}
 	h := module.(*HMAC)
-	for name, client := range h.known { // providers in one process share them
+	for name, client := range h.known { // providers in one process share nonces
 		nonces := newNonceSet(client.nonces.key)
 		t.Cleanup(func() { _ = nonces.Destruct() })
 		h.known[name] = hmacClient{client.secret, nonces}
@@ -34,7 +34,7 @@ func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
 	return h
 }
 
-func TestARequestIsTakenOnceByAllReplicas(t *testing.T) { // A77
+func TestReplicasAcceptARequestOnce(t *testing.T) { // A77
 	engine := replicastest.New()
 	var all []*HMAC
 	for range 3 {
@@ -58,7 +58,7 @@ func TestARequestIsTakenOnceByAllReplicas(t *testing.T) { // A77
 		}
 		group.Wait()
 		if taken.Load() != 1 || used.Load() != 11 {
-			t.Fatalf("taken %d times, refused %d times", taken.Load(), used.Load())
+			t.Fatalf("accepted %d times, refused %d times", taken.Load(), used.Load())
 		}
 	}
 	restarted := hmacReplica(t, engine)
@@ -72,8 +72,8 @@ func TestARequestIsTakenOnceByAllReplicas(t *testing.T) { // A77
 	}
 }
 
-// The clocks of replicas may differ by a window: one that is five minutes behind accepts a request
-// until ten minutes after its timestamp, as if its window were ten minutes.
+// The clocks of replicas may differ by a window. A replica whose clock is five minutes behind
+// accepts a request until ten minutes after its timestamp, as if its window were ten minutes.
 func TestClocksOfReplicasDiffer(t *testing.T) { // A77
 	const window = 5 * time.Minute
 	for name, off := range map[string]time.Duration{"behind": -window, "right": 0, "ahead": window} {
@@ -91,13 +91,13 @@ func TestClocksOfReplicasDiffer(t *testing.T) { // A77
 					if _, err := behind.Authenticate(call.request()); !errors.Is(err, errNonceUsed) {
 						t.Fatalf("%s before the request is too old: %v", rest, err)
 					}
-					behind = hmacReplica(t, engine) // has no nonces of its own
+					behind = hmacReplica(t, engine) // knows no nonces
 					behind.Window *= 2
 					time.Sleep(time.Minute)
 				}
 				time.Sleep(time.Second)
 				if n := len(engine.Values()); n != 0 {
-					t.Errorf("%d values are kept", n)
+					t.Errorf("the store still has %d values", n)
 				}
 			})
 		})
@@ -126,10 +126,10 @@ func TestNoncesWithoutTheStore(t *testing.T) { // A77
 					}
 				}
 				if _, err := first.Authenticate(used.request()); !errors.Is(err, errNonceUsed) {
-					t.Errorf("a nonce that is known here: %v", err)
+					t.Errorf("a nonce known to the replica: %v", err)
 				}
 				fail(engine).Store(false)
-				time.Sleep(time.Second) // the store is tried again
+				time.Sleep(time.Second) // until the replica retries the store
 				if got, err := first.Authenticate(call.request()); got != "alice" || err != nil {
 					t.Errorf("afterwards: %q, %v", got, err)
 				}

@@ -57,7 +57,7 @@ func hmacTime(from time.Duration) string {
 	return strconv.FormatInt(time.Now().Add(from).Unix(), 10)
 }
 
-// signature is computed from the documentation, not with the code of the provider.
+// signature follows the documentation and does not use the provider's code.
 func (c hmacCall) signature() string {
 	mac := hmac.New(sha256.New, []byte(c.secret))
 	fmt.Fprintf(mac, "MCP-HMAC-SHA256\n%s\n%s\n%s\n%s\n%s", c.timestamp, c.nonce, c.method, c.uri, sha256Hex(c.body))
@@ -81,7 +81,7 @@ func (c hmacCall) request(change ...func(*Request)) *Request {
 	return request
 }
 
-// hmacHeader changes the header.
+// hmacHeader returns a function that changes the Authorization header.
 func hmacHeader(change func(string) string) func(*Request) {
 	return func(r *Request) { r.Header.Set("Authorization", change(r.Header.Get("Authorization"))) }
 }
@@ -100,8 +100,8 @@ func TestSignatures(t *testing.T) { // A77
 		{name: "a message", want: "alice"},
 		{name: "another client", call: func(c *hmacCall) { c.client, c.secret = "bob@example.com", hmacBob },
 			want: "bob@example.com"},
-		{name: "a stream, which has no body", call: func(c *hmacCall) { c.method, c.body = "GET", "" }, want: "alice"},
-		{name: "the end of a session, which has no body", call: func(c *hmacCall) { c.method, c.body = "DELETE", "" },
+		{name: "a stream without a body", call: func(c *hmacCall) { c.method, c.body = "GET", "" }, want: "alice"},
+		{name: "the end of a session without a body", call: func(c *hmacCall) { c.method, c.body = "DELETE", "" },
 			want: "alice"},
 		{name: "a path with escapes", call: func(c *hmacCall) { c.uri = "/a%2Fb/ü?x=%zz" }, want: "alice"},
 		{name: "the shortest nonce", call: func(c *hmacCall) { c.nonce = "aZ09-_aZ" }, want: "alice"},
@@ -113,13 +113,13 @@ func TestSignatures(t *testing.T) { // A77
 			at := strings.Index(header, "signature=") + len("signature=")
 			return header[:at] + strings.ToUpper(header[at:])
 		}), want: "alice"},
-		{name: "another order, and no blanks", sent: hmacHeader(func(header string) string {
+		{name: "another order without spaces", sent: hmacHeader(func(header string) string {
 			parameters := strings.Split(strings.TrimPrefix(header, "MCP-HMAC-SHA256 "), ", ")
 			slices.Reverse(parameters)
 			return "MCP-HMAC-SHA256 " + strings.Join(parameters, ",")
 		}), want: "alice"},
 		{name: "quotes", sent: hmacHeader(regexpReplacer(`=([^,]+)`, `="$1"`)), want: "alice"},
-		{name: "the form for proxies", sent: func(r *Request) { r.RequestURI = "http://localhost" + r.RequestURI },
+		{name: "an absolute request URI", sent: func(r *Request) { r.RequestURI = "http://localhost" + r.RequestURI },
 			want: "alice"},
 		{name: "no identity without a header", sent: func(r *Request) { r.Header.Del("Authorization") }},
 		{name: "no identity with a token", sent: hmacReplace("MCP-HMAC-SHA256", "Bearer")},
@@ -170,9 +170,9 @@ func TestWrongSignatures(t *testing.T) { // A77
 		{name: "a client in another case", call: func(c *hmacCall) { c.client = "Alice" }, want: wrong},
 		{name: "the name of another client", sent: hmacReplace("alice", "bob@example.com"), want: wrong},
 		{name: "another body", sent: func(r *Request) { r.Body[0] = '[' }, want: wrong},
-		{name: "more body", sent: func(r *Request) { r.Body = append(r.Body, '\n') }, want: wrong},
+		{name: "a longer body", sent: func(r *Request) { r.Body = append(r.Body, '\n') }, want: wrong},
 		{name: "no body", sent: func(r *Request) { r.Body = nil }, want: wrong},
-		{name: "a body where there was none", call: func(c *hmacCall) { c.body = "" },
+		{name: "a body added to an empty one", call: func(c *hmacCall) { c.body = "" },
 			sent: func(r *Request) { r.Body = []byte("{}") }, want: wrong},
 		{name: "another method", sent: func(r *Request) { r.Method = "DELETE" }, want: wrong},
 		{name: "a method in lower case", sent: func(r *Request) { r.Method = "post" }, want: wrong},
@@ -184,7 +184,7 @@ func TestWrongSignatures(t *testing.T) { // A77
 			want: wrong},
 		{name: "the timestamp in another form", sent: hmacReplace("timestamp=", "timestamp=0"), want: wrong},
 		{name: "another nonce", sent: hmacReplace("nonce-01", "nonce-02"), want: wrong},
-		{name: "a nonce that takes over from the timestamp", call: func(c *hmacCall) { c.nonce = "12345678" },
+		{name: "a digit added to the nonce", call: func(c *hmacCall) { c.nonce = "12345678" },
 			sent: hmacReplace("12345678", "123456780"), want: wrong},
 		{name: "another signature", sent: hmacHeader(regexpReplacer(`signature=.{64}`, "signature="+strings.Repeat("0", 64))),
 			want: wrong},
@@ -193,13 +193,13 @@ func TestWrongSignatures(t *testing.T) { // A77
 		{name: "no signature", sent: hmacHeader(regexpReplacer(`signature=.*`, "signature=")), want: "not a SHA-256"},
 		{name: "a part of the signature", sent: hmacHeader(func(header string) string { return header[:len(header)-2] }),
 			want: "not a SHA-256"},
-		{name: "half a digit of the signature less",
+		{name: "a signature with an odd number of digits",
 			sent: hmacHeader(func(header string) string { return header[:len(header)-1] }), want: "not a SHA-256"},
-		{name: "more than the signature", sent: hmacHeader(func(header string) string { return header + "00" }),
+		{name: "a signature that is too long", sent: hmacHeader(func(header string) string { return header + "00" }),
 			want: "not a SHA-256"},
 		{name: "a signature that is not hex", sent: hmacHeader(regexpReplacer(`signature=..`, "signature=zz")),
 			want: "not a SHA-256"},
-		{name: "a quote that does not end", sent: hmacHeader(regexpReplacer(`signature=`, `signature="`)),
+		{name: "an unclosed quote", sent: hmacHeader(regexpReplacer(`signature=`, `signature="`)),
 			want: "not a SHA-256"},
 		{name: "a timestamp a second too old", call: func(c *hmacCall) { c.timestamp = hmacTime(-301 * time.Second) },
 			want: "from the current time"},
@@ -208,7 +208,7 @@ func TestWrongSignatures(t *testing.T) { // A77
 		{name: "the timestamp 0", call: func(c *hmacCall) { c.timestamp = "0" }, want: "from the current time"},
 		{name: "a timestamp in milliseconds", call: func(c *hmacCall) { c.timestamp = hmacTime(0) + "000" },
 			want: "from the current time"},
-		{name: "a timestamp beyond all numbers", call: func(c *hmacCall) { c.timestamp = strings.Repeat("9", 30) },
+		{name: "a timestamp too large for int64", call: func(c *hmacCall) { c.timestamp = strings.Repeat("9", 30) },
 			want: "not a number of seconds"},
 		{name: "a negative timestamp", call: func(c *hmacCall) { c.timestamp = "-" + hmacTime(0) },
 			want: "not a number of seconds"},
@@ -223,14 +223,14 @@ func TestWrongSignatures(t *testing.T) { // A77
 			want: "the nonce is not"},
 		{name: "a nonce with other characters", call: func(c *hmacCall) { c.nonce = "nonce 01" }, want: "the nonce is not"},
 		{name: "no nonce", call: func(c *hmacCall) { c.nonce = "" }, want: "the nonce is not"},
-		{name: "the nonce is not there", sent: hmacHeader(regexpReplacer(`nonce=[^,]*, `, "")), want: missing},
-		{name: "the client is not there", sent: hmacHeader(regexpReplacer(`client=[^,]*, `, "")), want: missing},
-		{name: "a nonce twice", sent: hmacReplace("nonce=", "nonce=nonce-00, nonce="), want: parameters},
-		{name: "a client twice", sent: hmacReplace("client=", "client=bob@example.com, client="), want: parameters},
+		{name: "no nonce parameter", sent: hmacHeader(regexpReplacer(`nonce=[^,]*, `, "")), want: missing},
+		{name: "no client parameter", sent: hmacHeader(regexpReplacer(`client=[^,]*, `, "")), want: missing},
+		{name: "a duplicate nonce", sent: hmacReplace("nonce=", "nonce=nonce-00, nonce="), want: parameters},
+		{name: "a duplicate client", sent: hmacReplace("client=", "client=bob@example.com, client="), want: parameters},
 		{name: "an unknown parameter", sent: hmacReplace("client=", "realm=mcp, client="), want: parameters},
-		{name: "an unknown parameter in the end",
+		{name: "an unknown parameter at the end",
 			sent: hmacHeader(func(header string) string { return header + ", realm=mcp" }), want: parameters},
-		{name: "a comma in the end", sent: hmacHeader(func(header string) string { return header + "," }), want: parameters},
+		{name: "a comma at the end", sent: hmacHeader(func(header string) string { return header + "," }), want: parameters},
 		{name: "no commas", sent: hmacHeader(func(header string) string { return strings.ReplaceAll(header, ",", "") }),
 			want: missing},
 		{name: "only the scheme", sent: hmacHeader(func(string) string { return "MCP-HMAC-SHA256" }), want: parameters},
@@ -260,12 +260,12 @@ func TestWrongSignatures(t *testing.T) { // A77
 				}
 				if text := err.Error(); strings.Contains(text, hmacAlice) || strings.Contains(text, hmacBob) ||
 					strings.Contains(text, call.signature()) {
-					t.Errorf("the error tells a secret: %v", err)
+					t.Errorf("the error contains a secret: %v", err)
 				}
 				// A client cannot use up the nonces of another client.
 				for _, nonce := range []string{"nonce-01", "nonce-02"} {
 					if _, err := provider.Authenticate(hmacPing(nonce).request()); err != nil {
-						t.Errorf("%s was remembered: %v", nonce, err)
+						t.Errorf("%s of a refused request was used up: %v", nonce, err)
 					}
 				}
 			})
@@ -273,7 +273,7 @@ func TestWrongSignatures(t *testing.T) { // A77
 	}
 }
 
-func TestWhatIsSignedIsWhatWasSent(t *testing.T) { // A77
+func TestSignatureOfRewrittenRequest(t *testing.T) { // A77
 	provider := hmacClients(t)
 	call := hmacPing("nonce-01")
 	r := call.request(func(r *Request) {
@@ -290,11 +290,11 @@ func TestWhatIsSignedIsWhatWasSent(t *testing.T) { // A77
 		r.RequestURI = "/rewritten"
 	})
 	if got, err := provider.Authenticate(r); got != "" || err == nil {
-		t.Errorf("got %q, %v for what was not sent", got, err)
+		t.Errorf("got %q, %v for a rewritten URI", got, err)
 	}
 }
 
-func TestNoncesAreRememberedAsLongAsTheyAreGood(t *testing.T) { // A77
+func TestNoncesAreKeptUntilTheyExpire(t *testing.T) { // A77
 	for _, ahead := range []time.Duration{-5 * time.Minute, -time.Second, 0, time.Second, 5 * time.Minute} {
 		t.Run(ahead.String(), func(t *testing.T) {
 			provider := hmacClients(t)
@@ -316,7 +316,7 @@ func TestNoncesAreRememberedAsLongAsTheyAreGood(t *testing.T) { // A77
 					}
 					time.Sleep(30 * time.Second) // in fake time
 				}
-				// It can be used again with a new timestamp.
+				// The nonce can be used again with a new timestamp.
 				call.timestamp = hmacTime(0)
 				if got, err := provider.Authenticate(call.request()); got != "alice" || err != nil {
 					t.Errorf("got %q, %v", got, err)
@@ -326,7 +326,7 @@ func TestNoncesAreRememberedAsLongAsTheyAreGood(t *testing.T) { // A77
 	}
 }
 
-func TestNoncesAreThoseOfAClient(t *testing.T) { // A77
+func TestNoncesArePerClient(t *testing.T) { // A77
 	provider := hmacClients(t)
 	bob := hmacPing("nonce-01")
 	bob.client, bob.secret = "bob@example.com", hmacBob
@@ -353,23 +353,23 @@ func TestNoncesAreBounded(t *testing.T) { // A77
 		}
 		for range 10 {
 			if err := send(hmacPing("nonce-03")); err == nil || !strings.Contains(err.Error(), "max_nonces") {
-				t.Fatalf("got %v for one too many", err)
+				t.Fatalf("one nonce too many: got %v", err)
 			}
 		}
 		if err := send(hmacPing("nonce-00")); err == nil || !strings.Contains(err.Error(), "used before") {
-			t.Errorf("got %v: the oldest was forgotten", err)
+			t.Errorf("the oldest nonce: got %v", err)
 		}
 		bob := hmacPing("nonce-03")
 		bob.client, bob.secret = "bob@example.com", hmacBob
 		if err := send(bob); err != nil {
-			t.Errorf("another client is not to blame: %v", err)
+			t.Errorf("another client: %v", err)
 		}
-		time.Sleep(2*time.Minute - 2*time.Second) // the first came 2m and 1s ago
+		time.Sleep(2*time.Minute - 2*time.Second) // 2m1s after the first nonce
 		if err := send(hmacPing("nonce-03")); err != nil {
-			t.Errorf("there is room again: %v", err)
+			t.Errorf("after the oldest nonce expired: %v", err)
 		}
 		if n := provider.(*HMAC).known["alice"].nonces.arrivals.Len(); n != 3 {
-			t.Errorf("%d nonces are remembered", n)
+			t.Errorf("%d nonces kept, want 3", n)
 		}
 	})
 }
@@ -391,7 +391,7 @@ func TestNoncesOutliveReloads(t *testing.T) { // A77
 	second, stopSecond := mustOpenGuest(t, "hmac", hmacConfig)
 	stopFirst()
 	if sent(second) {
-		t.Error("the nonces are lost in a reload")
+		t.Error("a reload lost the nonces")
 	}
 	// A signature with an old secret is invalid.
 	t.Setenv("HMAC_ALICE", "another secret of alice")
@@ -402,16 +402,16 @@ func TestNoncesOutliveReloads(t *testing.T) { // A77
 	}
 	stopThird()
 	nonceSets.Range(func(key, _ any) bool {
-		t.Errorf("the nonces of %s are kept", key.(nonceSetKey).client)
+		t.Errorf("the nonces of %s are still kept", key.(nonceSetKey).client)
 		return true
 	})
 	t.Setenv("HMAC_ALICE", hmacAlice)
 	if fourth, _ := mustOpenGuest(t, "hmac", hmacConfig); !sent(fourth) {
-		t.Error("the nonces of a stopped provider are kept")
+		t.Error("the nonces of a stopped provider are still kept")
 	}
 }
 
-func TestAWiderWindowLetsNothingOldIn(t *testing.T) { // A77
+func TestReplayAfterWindowIsWidened(t *testing.T) { // A77
 	hmacSecrets(t)
 	narrow, _ := mustOpenGuest(t, "hmac", strings.TrimSuffix(hmacConfig, "}")+`,"window":"1m"}`)
 	wide, _ := mustOpenGuest(t, "hmac", strings.TrimSuffix(hmacConfig, "}")+`,"window":"1h"}`)
@@ -422,23 +422,23 @@ func TestAWiderWindowLetsNothingOldIn(t *testing.T) { // A77
 		}
 		time.Sleep(3 * time.Minute)
 		recent.timestamp = hmacTime(0)
-		if _, err := narrow.Authenticate(recent.request()); err != nil { // drops the old nonce
+		if _, err := narrow.Authenticate(recent.request()); err != nil { // drops the nonce of old
 			t.Fatal(err)
 		}
 		for _, call := range []hmacCall{old, recent} {
 			if got, err := wide.Authenticate(call.request()); got != "" || err == nil {
-				t.Errorf("got %q, %v for a second time", got, err)
+				t.Errorf("the second time: got %q, %v", got, err)
 			}
 		}
 		late := hmacPing("nonce-03")
 		time.Sleep(30 * time.Minute)
 		if got, err := wide.Authenticate(late.request()); got != "alice" || err != nil {
-			t.Errorf("got %q, %v within the wider window", got, err)
+			t.Errorf("within the wider window: got %q, %v", got, err)
 		}
 	})
 }
 
-func TestARequestIsTakenOnce(t *testing.T) { // A77
+func TestRequestIsAcceptedOnce(t *testing.T) { // A77
 	provider := hmacClients(t)
 	call := hmacPing("nonce-01")
 	var taken atomic.Int32
@@ -456,11 +456,11 @@ func TestARequestIsTakenOnce(t *testing.T) { // A77
 	close(start)
 	group.Wait()
 	if n := taken.Load(); n != 1 {
-		t.Errorf("it was taken %d times", n)
+		t.Errorf("accepted %d times, want 1", n)
 	}
 }
 
-func TestProvidersLeaveEachOtherAlone(t *testing.T) { // A75
+func TestProvidersIgnoreOtherCredentials(t *testing.T) { // A75
 	mtls, _ := mustOpenGuest(t, "mtls", `{}`)
 	providers := []Provider{tokenClients(t), hmacClients(t), mtls}
 	bob := hmacPing("nonce-01")
@@ -475,7 +475,7 @@ func TestProvidersLeaveEachOtherAlone(t *testing.T) { // A75
 		{"a signature", bob.request(), []string{"", "bob@example.com", ""}},
 		{"a signature and a token in the message",
 			hmacPing("nonce-02").request(func(r *Request) { r.ProxyToken = tokenCarol }), []string{"carol", "alice", ""}},
-		{"nothing", tokenRequest(""), []string{"", "", ""}},
+		{"no credentials", tokenRequest(""), []string{"", "", ""}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -496,10 +496,10 @@ func TestFingerprintsOfSecrets(t *testing.T) { // A60, A77
 	after := provider.(SecretHolder)
 	for client, want := range map[string]bool{"": true, "alice": false, "bob@example.com": true} {
 		if before.FingerprintOf(client) == "" || before.FingerprintOf(client) != same.FingerprintOf(client) {
-			t.Errorf("%q: the same secret is another", client)
+			t.Errorf("%q: equal secrets have different fingerprints", client)
 		}
 		if got := before.FingerprintOf(client) != after.FingerprintOf(client); got != want {
-			t.Errorf("%q: another secret is another: %t", client, got)
+			t.Errorf("%q: fingerprint changed %t, want %t", client, got, want)
 		}
 	}
 }
@@ -527,22 +527,22 @@ func TestHMACCaddyfile(t *testing.T) { // A77
 	}
 }
 
-func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
+func TestInvalidHMACConfigurations(t *testing.T) { // A77
 	hmacSecrets(t)
 	t.Setenv("HMAC_SHORT", "hunter2hunter21")
 	caddyfiles := []struct{ name, input, want string }{
 		{"no block", "hmac", "needs at least one client"},
 		{"no client", "hmac {\n window 5m\n}", "needs at least one client"},
 		{"an argument", "hmac hunter2", "no arguments"},
-		{"a secret that is written out", "hmac {\n client alice hunter2hunter2hunter2\n}", "write {env.NAME}"},
+		{"a plain secret", "hmac {\n client alice hunter2hunter2hunter2\n}", "write {env.NAME}"},
 		{"a secret next to a placeholder", "hmac {\n client alice hunter2{env.ALICE}\n}", "write {env.NAME}"},
 		{"a client without a secret", "hmac {\n client hunter2\n}", `expected "client <name> <secret>"`},
 		{"a client with two secrets", "hmac {\n client alice hunter2 hunter2\n}", `expected "client <name> <secret>"`},
 		{"a secret instead of the client", "hmac {\n client {env.ALICE} alice\n}", "write {env.NAME}"},
 		{"a window of zero", "hmac {\n client alice {env.ALICE}\n window 0\n}", "not positive"},
-		{"a window twice", "hmac {\n client alice {env.ALICE}\n window 1m\n window 1m\n}", "window is given twice"},
+		{"a duplicate window", "hmac {\n client alice {env.ALICE}\n window 1m\n window 1m\n}", "window is given twice"},
 		{"no nonces", "hmac {\n client alice {env.ALICE}\n max_nonces 0\n}", "not positive"},
-		{"an unknown word", "hmac {\n secret hunter2\n}", "unknown subdirective secret"},
+		{"an unknown subdirective", "hmac {\n secret hunter2\n}", "unknown subdirective secret"},
 	}
 	for _, tt := range caddyfiles {
 		t.Run(tt.name, func(t *testing.T) {
@@ -555,7 +555,7 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 	const alice = `{"client":"alice","secret":"{env.HMAC_ALICE}"}`
 	configs := []struct{ name, config, want string }{
 		{"no clients in JSON", `{}`, "clients: missing"},
-		{"a secret written out in JSON", `{"clients":[{"client":"alice","secret":"hunter2hunter2hunter2"}]}`,
+		{"a plain secret in JSON", `{"clients":[{"client":"alice","secret":"hunter2hunter2hunter2"}]}`,
 			"client alice: secret: a secret does not belong"},
 		{"the hash of a secret in JSON", `{"clients":[{"client":"alice","secret":"sha256:` + sha256Hex("hunter2") + `"}]}`,
 			"client alice: secret: a secret does not belong"},
@@ -569,14 +569,14 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 			"characters other than letters"},
 		{"a client that is too long in JSON",
 			`{"clients":[{"client":"` + strings.Repeat("a", 257) + `","secret":"{env.HMAC_ALICE}"}]}`, "longer than 256"},
-		{"a client twice", `{"clients":[` + alice + `,{"client":"alice","secret":"{env.HMAC_BOB}"}]}`,
+		{"a duplicate client", `{"clients":[` + alice + `,{"client":"alice","secret":"{env.HMAC_BOB}"}]}`,
 			"client alice is given twice"},
 		{"the same secret for two clients", `{"clients":[` + alice + `,{"client":"bob","secret":"{env.HMAC_ALICE}"}]}`,
 			"clients alice and bob have the same secret"},
 		{"a window that is too short", `{"clients":[` + alice + `],"window":"999ms"}`, "window: 999ms is not from 1s to 24h"},
 		{"a window that is too long", `{"clients":[` + alice + `],"window":"25h"}`, "window: 25h0m0s is not from 1s to 24h"},
 		{"a negative window", `{"clients":[` + alice + `],"window":-1}`, "window: -1ns is not from 1s to 24h"},
-		{"less than no nonces", `{"clients":[` + alice + `],"max_nonces":-1}`, "max_nonces: -1 is negative"},
+		{"a negative max_nonces", `{"clients":[` + alice + `],"max_nonces":-1}`, "max_nonces: -1 is negative"},
 	}
 	for _, tt := range configs {
 		t.Run(tt.name, func(t *testing.T) {
@@ -585,7 +585,7 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
 			nonceSets.Range(func(key, _ any) bool {
-				t.Errorf("the nonces of %s are kept", key.(nonceSetKey).client)
+				t.Errorf("the nonces of %s are still kept", key.(nonceSetKey).client)
 				return true
 			})
 		})

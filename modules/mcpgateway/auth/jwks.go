@@ -28,19 +28,19 @@ const (
 	jwksTimeout   = 10 * time.Second
 	jwksRedirects = 5
 
-	// jwksPause is the least time between two fetches for unknown keys, and between
+	// jwksPause is the minimum time between two fetches for unknown keys, and between
 	// two attempts to refresh. Tokens with invented key ids must not flood the issuer.
 	jwksPause = time.Minute
 
-	// jwksFirstPause applies while there are no keys: an issuer that starts together
-	// with the gateway is not up at once.
+	// jwksFirstPause is the pause while no keys are known. It is shorter, because an
+	// issuer that starts together with the gateway is not up at once.
 	jwksFirstPause = 5 * time.Second
 
-	// jwksFilePause applies to files.
+	// jwksFilePause is the pause for files.
 	jwksFilePause = time.Second
 
 	// jwksFresh is the time after a fetch, even a failed one, in which unknown keys do
-	// not cause another.
+	// not cause another fetch.
 	jwksFresh = time.Second
 )
 
@@ -56,13 +56,13 @@ type jwks struct {
 	stop    context.CancelFunc
 	fetches sync.WaitGroup
 
-	mu       sync.Mutex
-	keys     []jose.JSONWebKey // replaced, never changed
-	fetched  time.Time         // end of the last successful fetch
-	tried    time.Time         // end of the last fetch
-	sought   time.Time         // start of the last fetch for an unknown key
-	fault    string            // error of the last fetch
-	fetching chan struct{}     // closed when the current fetch ends
+	mu         sync.Mutex
+	keys       []jose.JSONWebKey // replaced, never changed
+	fetchedAt  time.Time         // end of the last successful fetch
+	triedAt    time.Time         // end of the last fetch
+	searchedAt time.Time         // start of the last fetch for an unknown key
+	lastError  string            // error of the last fetch
+	fetching   chan struct{}     // closed when the current fetch ends
 }
 
 var jwksPool = caddy.NewUsagePool()
@@ -79,7 +79,7 @@ func openJWKS(address string) (*jwks, error) {
 	if known {
 		k.mu.Lock()
 		defer k.mu.Unlock()
-		k.fetched, k.tried, k.fault = time.Time{}, time.Time{}, ""
+		k.fetchedAt, k.triedAt, k.lastError = time.Time{}, time.Time{}, ""
 	}
 	return k, nil
 }
@@ -90,7 +90,7 @@ func newJWKS(address string) (*jwks, error) {
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	if k.isFile {
 		if !filepath.IsAbs(address) && !strings.HasPrefix(address, "./") && !strings.HasPrefix(address, "../") {
-			return nil, errors.New("neither a URL (https://…) nor the path of a file (/… or ./…)")
+			return nil, errors.New("must be a URL (https://…) or the path of a file (/… or ./…)")
 		}
 		k.open = k.openFile
 		return k, nil
@@ -123,7 +123,7 @@ func (k *jwks) Destruct() error {
 
 // get returns the keys. It first fetches them if they are older than refresh, or if a
 // token needs an unknown key, as often as the pauses allow. If the fetch fails, the old
-// keys remain. The error is that of ctx.
+// keys remain. get fails only if ctx is done.
 func (k *jwks) get(
 	ctx context.Context, refresh time.Duration, unknown bool, logger *zap.Logger,
 ) ([]jose.JSONWebKey, error) {
@@ -139,7 +139,8 @@ func (k *jwks) get(
 	return k.keys, nil
 }
 
-// renew starts a fetch if one is due. It returns the fetch to wait for, or nil.
+// renew starts a fetch if one is due. It returns a channel that is closed when the current
+// fetch ends, or nil if the caller need not wait for it.
 func (k *jwks) renew(refresh time.Duration, unknown bool, logger *zap.Logger) <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -147,25 +148,25 @@ func (k *jwks) renew(refresh time.Duration, unknown bool, logger *zap.Logger) <-
 	if k.isFile {
 		refresh, pause = jwksFilePause, jwksFilePause
 	}
-	fresh, last := now.Sub(k.fetched) < refresh, k.tried
+	fresh, last := now.Sub(k.fetchedAt) < refresh, k.triedAt
 	if unknown {
-		fresh, last = now.Sub(k.tried) < jwksFresh, k.sought
+		fresh, last = now.Sub(k.triedAt) < jwksFresh, k.searchedAt
 	}
 	if k.keys == nil {
-		last, pause = k.tried, min(pause, jwksFirstPause)
+		last, pause = k.triedAt, min(pause, jwksFirstPause)
 	}
 	if fresh {
 		return nil
 	}
 	if k.fetching == nil && now.Sub(last) >= pause && k.ctx.Err() == nil {
 		if unknown {
-			k.sought = now
+			k.searchedAt = now
 		}
 		k.fetching = make(chan struct{})
 		// The fetch does not belong to this request, which may end first.
 		k.fetches.Go(func() { k.fetch(logger) })
 	}
-	if !unknown && k.fault != "" {
+	if !unknown && k.lastError != "" {
 		return nil // the last fetch failed: use the old keys
 	}
 	return k.fetching
@@ -179,17 +180,17 @@ func (k *jwks) fetch(logger *zap.Logger) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	close(k.fetching)
-	k.fetching, k.tried = nil, time.Now()
+	k.fetching, k.triedAt = nil, time.Now()
 	if err == nil {
-		k.keys, k.fetched, k.fault = keys, k.tried, ""
+		k.keys, k.fetchedAt, k.lastError = keys, k.triedAt, ""
 		return
 	}
-	if k.fault != err.Error() && k.ctx.Err() == nil { // do not repeat it at each attempt
+	if k.lastError != err.Error() && k.ctx.Err() == nil { // do not repeat it at each attempt
 		name, _, _ := strings.Cut(k.address, "?") // the query may contain a secret
 		logger.Warn("cannot fetch the keys of the issuer",
 			zap.String("jwks", name), zap.Int("known_keys", len(k.keys)), zap.Error(err))
 	}
-	k.fault = err.Error()
+	k.lastError = err.Error()
 }
 
 func (k *jwks) read(ctx context.Context) ([]jose.JSONWebKey, error) {
@@ -287,7 +288,8 @@ func parseKeySet(text []byte) ([]jose.JSONWebKey, error) {
 	return keys, nil
 }
 
-// parseKey refuses keys for other purposes, weak keys, private keys and shared secrets.
+// parseKey parses a key. ok is false for keys for other purposes, weak keys, private keys
+// and shared secrets.
 func parseKey(raw json.RawMessage) (key jose.JSONWebKey, ok bool) {
 	var purpose struct {
 		Ops []string `json:"key_ops"`

@@ -86,21 +86,21 @@ func setOf(t *testing.T, kids ...string) []byte {
 	return encodeSet(t, keys...)
 }
 
-func admits(t *testing.T, provider *JWT, kid string) {
+func wantAdmitted(t *testing.T, provider *JWT, kid string) {
 	t.Helper()
-	if got, err := ask(t.Context(), provider, tokenOf(t, kid)); got != testSubject || err != nil {
+	if got, err := authenticate(t.Context(), provider, tokenOf(t, kid)); got != testSubject || err != nil {
 		t.Errorf("%s: got %q, %v", kid, got, err)
 	}
 }
 
-func refuses(t *testing.T, provider *JWT, kid string) {
+func wantRefused(t *testing.T, provider *JWT, kid string) {
 	t.Helper()
-	if got, err := ask(t.Context(), provider, tokenOf(t, kid)); got != "" || !errors.Is(err, faultKey) {
+	if got, err := authenticate(t.Context(), provider, tokenOf(t, kid)); got != "" || !errors.Is(err, faultKey) {
 		t.Errorf("%s: got %q, %v", kid, got, err)
 	}
 }
 
-func fetched(t *testing.T, server *keyServer, want int) {
+func wantFetches(t *testing.T, server *keyServer, want int) {
 	t.Helper()
 	if got := server.count(); got != want {
 		t.Errorf("%d fetches, want %d", got, want)
@@ -110,54 +110,54 @@ func fetched(t *testing.T, server *keyServer, want int) {
 func TestKeysAreFetchedWhenTheyAreNeeded(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
-		fetched(t, server, 0)
+		wantFetches(t, server, 0)
 		for range 10 {
-			admits(t, provider, "one")
+			wantAdmitted(t, provider, "one")
 		}
-		fetched(t, server, 1)
+		wantFetches(t, server, 1)
 		time.Sleep(time.Hour - time.Second)
-		admits(t, provider, "one")
-		fetched(t, server, 1)
+		wantAdmitted(t, provider, "one")
+		wantFetches(t, server, 1)
 		time.Sleep(time.Second)
-		admits(t, provider, "one")
-		fetched(t, server, 2)
+		wantAdmitted(t, provider, "one")
+		wantFetches(t, server, 2)
 	})
 }
 
 func TestNewKeysAreFetchedOnce(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		server.publish(setOf(t, "one", "two"))
 		time.Sleep(time.Second)
-		admits(t, provider, "two")
-		fetched(t, server, 2)
-		admits(t, provider, "one")
-		admits(t, provider, "two")
-		fetched(t, server, 2)
+		wantAdmitted(t, provider, "two")
+		wantFetches(t, server, 2)
+		wantAdmitted(t, provider, "one")
+		wantAdmitted(t, provider, "two")
+		wantFetches(t, server, 2)
 	})
 }
 
-func TestAKeyThatIsNotNamedMayBeNew(t *testing.T) { // A76
+func TestUnknownKeyWithoutID(t *testing.T) { // A76
 	server := serveKeys(t, encodeSet(t, jose.JSONWebKey{Key: signingKeys().other.Public()}))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
-		refuses(t, provider, "")
-		fetched(t, server, 1)
+		wantRefused(t, provider, "")
+		wantFetches(t, server, 1)
 		server.publish(setOf(t, ""))
 		time.Sleep(time.Second)
-		admits(t, provider, "")
-		fetched(t, server, 2)
+		wantAdmitted(t, provider, "")
+		wantFetches(t, server, 2)
 	})
 }
 
-func TestKeysThatAreWithdrawnAreNotGoodAnyMore(t *testing.T) { // A76
+func TestWithdrawnKeys(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		server.publish(setOf(t, "two"))
 		time.Sleep(time.Hour)
-		refuses(t, provider, "one")
-		fetched(t, server, 2)
+		wantRefused(t, provider, "one")
+		wantFetches(t, server, 2)
 	})
 }
 
@@ -168,17 +168,17 @@ func TestInventedKeysDoNotFloodTheIssuer(t *testing.T) { // A76
 			// The key does not exist, so the signature does not matter.
 			token := forge(fmt.Sprintf(`{"alg":"RS256","kid":"invented-%d"}`, i), goodClaims(nil),
 				func([]byte) []byte { return nil })
-			if got, err := ask(t.Context(), provider, "Bearer "+token); got != "" || !errors.Is(err, faultKey) {
+			if got, err := authenticate(t.Context(), provider, "Bearer "+token); got != "" || !errors.Is(err, faultKey) {
 				t.Fatalf("got %q, %v", got, err)
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		fetched(t, server, 2)
+		wantFetches(t, server, 2)
 		time.Sleep(time.Minute)
-		refuses(t, provider, "another")
-		refuses(t, provider, "yet another")
-		fetched(t, server, 3)
-		admits(t, provider, "one")
+		wantRefused(t, provider, "another")
+		wantRefused(t, provider, "yet another")
+		wantFetches(t, server, 3)
+		wantAdmitted(t, provider, "one")
 	})
 }
 
@@ -187,47 +187,47 @@ func TestBadSignaturesFetchNothing(t *testing.T) { // A76
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
 		token := "Bearer " + sign(t, jose.RS256, signingKeys().other, "one", nil, goodClaims(nil))
 		for range 10 {
-			if got, err := ask(t.Context(), provider, token); got != "" || !errors.Is(err, faultSignature) {
+			if got, err := authenticate(t.Context(), provider, token); got != "" || !errors.Is(err, faultSignature) {
 				t.Errorf("got %q, %v", got, err)
 			}
 		}
-		fetched(t, server, 1)
+		wantFetches(t, server, 1)
 	})
 }
 
-func TestKeysStayGoodWhenTheIssuerIsDown(t *testing.T) { // A76
+func TestKeysStayValidWhileTheIssuerIsDown(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, logs *observer.ObservedLogs) {
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		server.down.Store(true)
 		time.Sleep(2 * time.Hour)
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		time.Sleep(time.Second)
-		refuses(t, provider, "two")
-		fetched(t, server, 3)
+		wantRefused(t, provider, "two")
+		wantFetches(t, server, 3)
 		if n := logs.FilterMessage("cannot fetch the keys of the issuer").Len(); n != 1 {
-			t.Errorf("%d warnings", n)
+			t.Errorf("%d warnings, want 1", n)
 		}
 		for range 100 {
-			admits(t, provider, "one")
-			refuses(t, provider, "two")
+			wantAdmitted(t, provider, "one")
+			wantRefused(t, provider, "two")
 		}
-		fetched(t, server, 3)
+		wantFetches(t, server, 3)
 		server.down.Store(false)
 		server.publish(setOf(t, "two"))
 		time.Sleep(time.Minute)
-		admits(t, provider, "two")
-		refuses(t, provider, "one")
+		wantAdmitted(t, provider, "two")
+		wantRefused(t, provider, "one")
 	})
 }
 
 func TestRequestsDoNotWaitForAFailingIssuer(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		server.down.Store(true)
 		time.Sleep(time.Hour)
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		time.Sleep(time.Minute)
 		hang, hung := make(chan struct{}), make(chan struct{})
 		provider.keys.open = func(ctx context.Context) (io.ReadCloser, error) {
@@ -236,7 +236,7 @@ func TestRequestsDoNotWaitForAFailingIssuer(t *testing.T) { // A76
 			close(hung)
 			return nil, ctx.Err()
 		}
-		admits(t, provider, "one") // it would not come back before the timeout
+		wantAdmitted(t, provider, "one") // starts a fetch that hangs until its timeout
 		<-hang
 		select {
 		case <-hung:
@@ -257,41 +257,42 @@ func TestFetchesEndInTime(t *testing.T) { // A76
 		begin := time.Now()
 		go func() {
 			time.Sleep(jwksTimeout - time.Second)
-			refuses(t, provider, "one") // it waits for the same fetch
+			wantRefused(t, provider, "one") // waits for the same fetch
 		}()
-		refuses(t, provider, "one")
+		wantRefused(t, provider, "one")
 		if took := time.Since(begin); took != jwksTimeout {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s, want %s", took, jwksTimeout)
 		}
 		synctest.Wait()
 		if fetches != 1 {
-			t.Errorf("%d fetches at once", fetches)
+			t.Errorf("%d fetches at once, want 1", fetches)
 		}
 		time.Sleep(time.Minute)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if got, err := ask(ctx, provider, tokenOf(t, "one")); got != "" || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("who has gone does not wait: got %q, %v", got, err)
+		if got, err := authenticate(ctx, provider, tokenOf(t, "one")); got != "" || !errors.Is(err,
+			context.DeadlineExceeded) {
+			t.Errorf("a canceled request: got %q, %v", got, err)
 		}
 	})
 }
 
-func TestNoTokenIsGoodWithoutKeys(t *testing.T) { // A76
+func TestNoTokenIsValidWithoutKeys(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	server.down.Store(true)
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
 		for range 100 {
-			refuses(t, provider, "one")
+			wantRefused(t, provider, "one")
 		}
-		fetched(t, server, 1)
+		wantFetches(t, server, 1)
 		server.down.Store(false)
 		time.Sleep(jwksFirstPause)
-		admits(t, provider, "one")
-		fetched(t, server, 2)
+		wantAdmitted(t, provider, "one")
+		wantFetches(t, server, 2)
 	})
 }
 
-func TestManyAtOnceFetchOnce(t *testing.T) { // A76
+func TestConcurrentRequestsFetchOnce(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	provider, token := newJWT(t, server.URL, ""), tokenOf(t, "one")
 	begin := make(chan struct{})
@@ -299,34 +300,34 @@ func TestManyAtOnceFetchOnce(t *testing.T) { // A76
 	for range 50 {
 		clients.Go(func() {
 			<-begin
-			if got, err := ask(t.Context(), provider, token); got != testSubject || err != nil {
+			if got, err := authenticate(t.Context(), provider, token); got != testSubject || err != nil {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})
 	}
 	close(begin)
 	clients.Wait()
-	fetched(t, server, 1)
+	wantFetches(t, server, 1)
 }
 
 func TestKeysOutliveReloads(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	before := newJWT(t, server.URL, "")
-	admits(t, before, "one")
+	wantAdmitted(t, before, "one")
 	after := newJWT(t, server.URL, `,"refresh":7200000000000`)
 	if err := before.Cleanup(); err != nil {
 		t.Fatal(err)
 	}
 	before.keys = nil // Caddy cleans up only once
 	server.down.Store(true)
-	admits(t, after, "one")
-	fetched(t, server, 2) // the reload may be due to a withdrawn key
+	wantAdmitted(t, after, "one")
+	wantFetches(t, server, 2) // a reload fetches the keys: the operator may have withdrawn one
 	server.down.Store(false)
 	server.publish(setOf(t, "two"))
-	refuses(t, newJWT(t, server.URL, ""), "one")
+	wantRefused(t, newJWT(t, server.URL, ""), "one")
 }
 
-func TestAFetchEndsWithItsOwner(t *testing.T) { // A76
+func TestFetchEndsWithItsOwner(t *testing.T) { // A76
 	synctest.Test(t, func(t *testing.T) {
 		keys, err := newJWKS("http://127.0.0.1:1")
 		if err != nil {
@@ -350,17 +351,17 @@ func TestAFetchEndsWithItsOwner(t *testing.T) { // A76
 			t.Fatal(err)
 		}
 		if took := time.Since(begin); took != 0 {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s, want 0", took)
 		}
 		time.Sleep(time.Hour)
 		get()
 		if fetches != 1 {
-			t.Errorf("%d fetches", fetches)
+			t.Errorf("%d fetches, want 1", fetches)
 		}
 	})
 }
 
-func TestKeySetsThatAreRefused(t *testing.T) { // A76
+func TestInvalidKeySets(t *testing.T) { // A76
 	plain := serveKeys(t, setOf(t, "one"))
 	secure := httptest.NewTLSServer(plain.Config.Handler)
 	defer secure.Close()
@@ -369,26 +370,28 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 		handler http.HandlerFunc
 		want    string
 	}{
-		{"a status", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "status 404"},
-		{"a page", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "not a JSON Web Key Set"},
-		{"something else", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":7}`) },
+		{"an error status", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
+			"status 404"},
+		{"HTML", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "not a JSON Web Key Set"},
+		{"another JSON object", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":7}`) },
 			"not a JSON Web Key Set"},
 		{"no keys", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[]}`) }, "no key in the set"},
-		{"keys that are not known",
+		{"only keys of unknown types",
 			func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[{"kty":"AKP"},{},7,null]}`) },
 			"no key in the set"},
-		{"too long", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", jwksMaxBytes+1)) },
-			"longer than"},
-		{"another scheme", func(w http.ResponseWriter, r *http.Request) {
+		{"a set that is too long", func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, strings.Repeat(" ", jwksMaxBytes+1))
+		}, "longer than"},
+		{"a redirect to another scheme", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, secure.URL, http.StatusFound)
 		}, "redirect to another scheme"},
-		{"a file", func(w http.ResponseWriter, r *http.Request) {
+		{"a redirect to a file", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "file:///etc/passwd", http.StatusFound)
 		}, "redirect to another scheme"},
-		{"another host without TLS", func(w http.ResponseWriter, r *http.Request) {
+		{"a redirect to another host without TLS", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://id.example.com/", http.StatusFound)
 		}, "keys must be fetched with https"},
-		{"in a circle", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) },
+		{"a redirect loop", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) },
 			"more than 5 redirects"},
 	}
 	for _, tt := range tests {
@@ -409,16 +412,16 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 	t.Run("a redirect to the same scheme is followed", func(t *testing.T) {
 		server := httptest.NewServer(http.RedirectHandler(plain.URL, http.StatusFound))
 		defer server.Close()
-		admits(t, newJWT(t, server.URL, ""), "one")
+		wantAdmitted(t, newJWT(t, server.URL, ""), "one")
 	})
-	t.Run("keys that are not known are passed over", func(t *testing.T) {
+	t.Run("keys of unknown types are skipped", func(t *testing.T) {
 		set := `{"keys":[{"kty":"AKP"},{"kty":"RSA","kid":"broken"},` +
 			strings.TrimPrefix(string(setOf(t, "one")), `{"keys":[`)
 		if keys, err := parseKeySet([]byte(set)); err != nil || len(keys) != 1 {
 			t.Errorf("got %d, %v", len(keys), err)
 		}
 	})
-	t.Run("keys for other operations are passed over", func(t *testing.T) {
+	t.Run("keys for other operations are skipped", func(t *testing.T) {
 		for ops, want := range map[string]int{`["verify"]`: 1, `["encrypt"]`: 0, `[]`: 0, `7`: 0} {
 			set := strings.Replace(string(setOf(t, "one")), `{"kty"`, `{"key_ops":`+ops+`,"kty"`, 1)
 			if strings.Contains(set, `"use"`) {
@@ -431,11 +434,11 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 	})
 }
 
-func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
+func TestChangedFileIsReadAgain(t *testing.T) { // A76
 	path := filepath.Join(t.TempDir(), "keys.json")
 	write := func(t *testing.T, set []byte, modified time.Time) {
 		t.Helper()
-		synctest.Wait() // until no fetch reads a half-written file
+		synctest.Wait() // no fetch may read a half-written file
 		if err := os.WriteFile(path, set, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -445,27 +448,27 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 	}
 	day := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	inBubble(t, path, func(t *testing.T, provider *JWT, logs *observer.ObservedLogs) {
-		refuses(t, provider, "one")
+		wantRefused(t, provider, "one")
 		write(t, setOf(t, "one"), day)
-		refuses(t, provider, "one") // the file was read just before
+		wantRefused(t, provider, "one") // the file is read at most once a second
 		time.Sleep(time.Second)
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 
 		write(t, setOf(t, "two"), day.Add(time.Second)) // same size
-		admits(t, provider, "one")
+		wantAdmitted(t, provider, "one")
 		time.Sleep(time.Second)
-		refuses(t, provider, "one")
-		admits(t, provider, "two")
+		wantRefused(t, provider, "one")
+		wantAdmitted(t, provider, "two")
 
 		write(t, setOf(t, "two", "three"), day.Add(time.Second)) // same time
 		time.Sleep(time.Second)
-		admits(t, provider, "three")
+		wantAdmitted(t, provider, "three")
 
 		warned := logs.Len()
 		write(t, []byte("half a fi"), day.Add(2*time.Second))
 		for range 10 {
 			time.Sleep(time.Second)
-			admits(t, provider, "three")
+			wantAdmitted(t, provider, "three")
 		}
 		synctest.Wait()
 		if err := os.Remove(path); err != nil {
@@ -473,15 +476,15 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 		}
 		for range 10 {
 			time.Sleep(time.Second)
-			admits(t, provider, "three")
+			wantAdmitted(t, provider, "three")
 		}
 		synctest.Wait()
 		if n := logs.Len() - warned; n != 2 {
-			t.Errorf("%d warnings, want one for each", n)
+			t.Errorf("%d warnings, want one for each fault", n)
 		}
 		write(t, setOf(t, "four"), day.Add(3*time.Second))
 		time.Sleep(time.Second)
-		admits(t, provider, "four")
+		wantAdmitted(t, provider, "four")
 	})
 	t.Run("a directory", func(t *testing.T) {
 		keys, err := newJWKS(t.TempDir())
@@ -504,7 +507,7 @@ func TestJWKSAddresses(t *testing.T) { // A76
 	for _, address := range []string{"", "id.example.com/keys", "keys.json", "ftp://id.example.com/keys",
 		"http://id.example.com/keys"} {
 		if _, err := newJWKS(address); err == nil {
-			t.Errorf("%q is taken", address)
+			t.Errorf("%q is accepted", address)
 		}
 	}
 }

@@ -82,7 +82,8 @@ type JWT struct {
 	// ES384, ES512 or EdDSA. Default: RS256, ES256 and EdDSA
 	Algorithms []string `json:"algorithms,omitempty"`
 
-	// Scopes that a token needs, all of them, in its scope or scp claim. Default: none
+	// Scopes that a token needs. Its scope or scp claim must contain all of them. Default:
+	// none
 	Scopes []string `json:"scopes,omitempty"`
 
 	// Claim that names the client, such as client_id or preferred_username. It must be a
@@ -93,8 +94,9 @@ type JWT struct {
 	// the issuer withdraws stays valid for that long. Default: 1h
 	Refresh caddy.Duration `json:"refresh,omitempty"`
 
-	// URL by which clients know the gateway. Headers of proxies are not trusted.
-	// Default: the audience that the URL of the request is at or below, or that URL
+	// URL by which clients know the gateway. Set it if clients reach the gateway by another
+	// name, because headers of proxies are not trusted. Default: the audience that the URL
+	// of the request is at or below, or that URL
 	Resource string `json:"resource,omitempty"`
 
 	// Accepted difference between the clocks of the issuer and the gateway. Default: 30s
@@ -105,7 +107,8 @@ type JWT struct {
 	logger     *zap.Logger
 }
 
-// jwtAlgorithms have public keys. With a shared secret, every verifier could issue tokens.
+// jwtAlgorithms lists the supported algorithms. All have public keys: with a shared secret,
+// every verifier could issue tokens.
 var jwtAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 // CaddyModule returns the Caddy module information.
@@ -143,9 +146,15 @@ func (j *JWT) Validate() error {
 	if _, err := parseResource(j.Issuer); err != nil {
 		return fmt.Errorf("issuer: %w", err)
 	}
-	for _, text := range slices.Concat(j.Audience, j.Scopes, []string{j.JWKS, j.Claim}) {
-		if strings.ContainsAny(text, "{}") {
-			return fmt.Errorf("%q contains a placeholder, which is not replaced here; use {$NAME} in a Caddyfile", text)
+	for _, field := range []struct {
+		name  string
+		texts []string
+	}{{"audience", j.Audience}, {"scopes", j.Scopes}, {"jwks", []string{j.JWKS}}, {"claim", []string{j.Claim}}} {
+		for _, text := range field.texts {
+			if strings.ContainsAny(text, "{}") {
+				return fmt.Errorf("%s: %q contains a placeholder, which is not replaced here; use {$NAME} in a Caddyfile",
+					field.name, text)
+			}
 		}
 	}
 	if len(j.Audience) == 0 {
@@ -273,9 +282,9 @@ func quoted(text string) string {
 	return `"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`).Replace(text) + `"`
 }
 
-// metadataURL returns the URL of the metadata for the resource of a request: MetadataPath
-// is between the host and the path. For an audience it has the path of the request,
-// because the gateway may not serve the paths above.
+// metadataURL returns the URL of the metadata for the resource of a request: the resource
+// with MetadataPath between its host and its path. If the resource is an audience, the URL
+// has the path of the request, because the gateway may not serve the paths above.
 func (j *JWT) metadataURL(r *http.Request) string {
 	path := originalRequest(r).URL.Path
 	u, err := url.Parse(j.resource(r, path))
@@ -373,11 +382,11 @@ func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, j.check)
 }
 
-// check validates the provider before defaults are set.
+// check validates a provider whose defaults are not set.
 func (j *JWT) check() error {
-	settled := *j
-	settled.setDefaults()
-	if err := settled.Validate(); err != nil {
+	withDefaults := *j
+	withDefaults.setDefaults()
+	if err := withDefaults.Validate(); err != nil {
 		return fmt.Errorf("auth jwt: %w", err)
 	}
 	return nil

@@ -36,7 +36,7 @@ import (
 const (
 	testIssuer   = "https://id.example.com/realms/main"
 	testAudience = "https://mcp.example.com/mcp"
-	testSubject  = "hunter2" // it must not be in any error
+	testSubject  = "hunter2" // must not be in any error
 )
 
 // signingKeys are shared by all tests, because they take long to generate.
@@ -54,7 +54,7 @@ var signingKeys = sync.OnceValue(func() (keys struct {
 	return keys
 })
 
-// publicSet returns the key set of the issuer in most tests.
+// publicSet returns the key set that the issuer has in most tests.
 func publicSet(t testing.TB) []byte {
 	t.Helper()
 	keys := signingKeys()
@@ -80,8 +80,7 @@ func encodeSet(t testing.TB, keys ...jose.JSONWebKey) []byte {
 	return text
 }
 
-// goodClaims returns the claims of a valid token with changes. A claim that is changed to nil is
-// removed.
+// goodClaims returns the claims of a valid token with changes. It removes claims changed to nil.
 func goodClaims(changes map[string]any) map[string]any {
 	now := time.Now()
 	claims := map[string]any{
@@ -96,7 +95,7 @@ func goodClaims(changes map[string]any) map[string]any {
 // tokenHeader holds header fields of a token.
 type tokenHeader = map[jose.HeaderKey]any
 
-// sign makes a token.
+// sign returns a signed token.
 func sign(
 	t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header tokenHeader, claims map[string]any,
 ) string {
@@ -134,7 +133,7 @@ func goodToken(t testing.TB, changes map[string]any) string {
 	return sign(t, jose.RS256, signingKeys().rsa, "rsa", nil, goodClaims(changes))
 }
 
-// forge returns a token without checking anything.
+// forge returns a token from its parts, valid or not.
 func forge(header string, claims map[string]any, signature func(input []byte) []byte) string {
 	payload, _ := json.Marshal(claims)
 	encode := base64.RawURLEncoding.EncodeToString
@@ -169,8 +168,8 @@ func newJWT(t testing.TB, jwks, members string) *JWT {
 	return provider
 }
 
-// ask authenticates a request with these Authorization headers.
-func ask(ctx context.Context, provider *JWT, headers ...string) (string, error) {
+// authenticate authenticates a request with these Authorization headers.
+func authenticate(ctx context.Context, provider *JWT, headers ...string) (string, error) {
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://mcp.example.com/mcp", nil)
 	r.Header["Authorization"] = headers
 	return provider.Authenticate(&Request{Request: r})
@@ -191,32 +190,33 @@ func TestTokensThatAreGood(t *testing.T) { // A76
 		{name: "RS256", alg: jose.RS256, key: keys.rsa, kid: "rsa"},
 		{name: "ES256", alg: jose.ES256, key: keys.p256, kid: "p256"},
 		{name: "EdDSA", alg: jose.EdDSA, key: keys.ed, kid: "ed"},
-		{name: "PS256 if it is allowed", members: everything, alg: jose.PS256, key: keys.rsa, kid: "rsa for PS256"},
-		{name: "ES384 if it is allowed", members: everything, alg: jose.ES384, key: keys.p384, kid: "p384"},
+		{name: "PS256 if allowed", members: everything, alg: jose.PS256, key: keys.rsa, kid: "rsa for PS256"},
+		{name: "ES384 if allowed", members: everything, alg: jose.ES384, key: keys.p384, kid: "p384"},
 		{name: "the type JWT", alg: jose.RS256, key: keys.rsa, kid: "rsa", header: tokenHeader{"typ": "JWT"}},
 		{name: "the type of access tokens", alg: jose.RS256, key: keys.rsa, kid: "rsa", header: tokenHeader{"typ": "at+jwt"}},
-		{name: "the long name of that type", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "the long name of the type of access tokens", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			header: tokenHeader{"typ": "application/AT+JWT"}},
-		{name: "a key that is not named", alg: jose.ES256, key: keys.p256},
+		{name: "a token without a key ID", alg: jose.ES256, key: keys.p256},
 		{name: "several audiences", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"aud": []string{"account", testAudience}}},
 		{name: "the other audience", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"aud": "another"}},
 		{name: "expired within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"exp": time.Now().Add(-10 * time.Second).Unix()}},
-		{name: "not good yet within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "not valid yet within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"nbf": time.Now().Add(10 * time.Second).Unix()}},
-		{name: "no times but its end", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "only an expiry time", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"nbf": nil, "iat": nil}},
-		{name: "an end with a fraction", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "an expiry time with a fraction", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"exp": float64(time.Now().Add(time.Hour).Unix()) + 0.5}},
 		{name: "another claim", members: `,"claim":"azp"`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"azp": "agent", "sub": 7}, want: "agent"},
-		{name: "scopes as a text", members: `,"scopes":["mcp:tools","mcp:read"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa"},
+		{name: "scopes as a string", members: `,"scopes":["mcp:tools","mcp:read"]`, alg: jose.RS256, key: keys.rsa,
+			kid: "rsa"},
 		{name: "scopes as a list", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"scope": []string{"a", "b"}}},
-		{name: "scopes as Entra has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "scopes of Entra", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"scope": nil, "scp": "a b"}},
-		{name: "scopes as Okta has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+		{name: "scopes of Okta", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"scope": nil, "scp": []string{"a", "b"}}},
 		{name: "invalid scopes that are not required", alg: jose.RS256, key: keys.rsa, kid: "rsa",
 			claims: map[string]any{"scope": 7}},
@@ -229,7 +229,7 @@ func TestTokensThatAreGood(t *testing.T) { // A76
 			}
 			token := sign(t, tt.alg, tt.key, tt.kid, tt.header, goodClaims(tt.claims))
 			for _, scheme := range []string{"Bearer ", "bearer "} {
-				got, err := ask(t.Context(), newJWT(t, server.URL, tt.members), scheme+token)
+				got, err := authenticate(t.Context(), newJWT(t, server.URL, tt.members), scheme+token)
 				if got != want || err != nil {
 					t.Errorf("%sgot %q, %v, want %q", scheme, got, err, want)
 				}
@@ -285,65 +285,66 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 	tests := []struct{ name, authorization, want string }{
 		{"expired", with("exp", time.Now().Add(-time.Minute).Unix()), string(faultExpired)},
 		{"expired long ago", with("exp", 0), string(faultExpired)},
-		{"no end", with("exp", nil), string(faultNoExpiry)},
-		{"an end that is a text", with("exp", "2099-01-01"), string(faultForm)},
-		{"an end that is null", with("exp", json.RawMessage("null")), string(faultNoExpiry)},
-		{"an end beyond all times", with("exp", json.RawMessage("1e300")), string(faultForm)},
-		{"not good yet", with("nbf", soon), string(faultNotYet)},
-		{"a beginning that is a text", with("nbf", "0"), string(faultForm)},
-		{"from the future", with("iat", soon), string(faultFuture)},
+		{"no expiry time", with("exp", nil), string(faultNoExpiry)},
+		{"an expiry time that is a string", with("exp", "2099-01-01"), string(faultForm)},
+		{"an expiry time that is null", with("exp", json.RawMessage("null")), string(faultNoExpiry)},
+		{"an expiry time out of range", with("exp", json.RawMessage("1e300")), string(faultForm)},
+		{"not valid yet", with("nbf", soon), string(faultNotYet)},
+		{"a start time that is a string", with("nbf", "0"), string(faultForm)},
+		{"issued in the future", with("iat", soon), string(faultFuture)},
 		{"another issuer", with("iss", "https://evil.example.com"), string(faultIssuer)},
-		{"an issuer with a slash more", with("iss", testIssuer+"/"), string(faultIssuer)},
-		{"an issuer in other letters", with("iss", strings.ToUpper(testIssuer)), string(faultIssuer)},
+		{"an issuer with an extra slash", with("iss", testIssuer+"/"), string(faultIssuer)},
+		{"an issuer in another case", with("iss", strings.ToUpper(testIssuer)), string(faultIssuer)},
 		{"no issuer", with("iss", nil), string(faultIssuer)},
 		{"a list of issuers", with("iss", []string{testIssuer}), string(faultForm)},
 		{"another audience", with("aud", "account"), string(faultAudience)},
-		{"an audience that begins like ours", with("aud", testAudience+"/x"), string(faultAudience)},
+		{"an audience with the same beginning", with("aud", testAudience+"/x"), string(faultAudience)},
 		{"no audience", with("aud", nil), string(faultAudience)},
 		{"an empty list of audiences", with("aud", []string{}), string(faultAudience)},
-		{"a list of audiences that has a number in it", with("aud", []any{testAudience, 7}), string(faultForm)},
+		{"a list of audiences with a number", with("aud", []any{testAudience, 7}), string(faultForm)},
 		{"no subject", with("sub", nil), "the claim sub of the token is missing or not a string"},
 		{"a subject that is a number", with("sub", 7), "the claim sub of the token is missing or not a string"},
 		{"a subject that is null", with("sub", json.RawMessage("null")), "claim sub: "},
 		{"an empty subject", with("sub", ""), "claim sub: "},
 		{"a subject with a line break", with("sub", "hunter2\nadmin"), "claim sub: "},
 		{"a subject that is too long", with("sub", strings.Repeat("x", 257)), "claim sub: "},
-		{"a scope is missing", with("scope", "mcp:read mcp:toolsmith"), forbidden},
+		{"a missing scope", with("scope", "mcp:read mcp:toolsmith"), forbidden},
 		{"no scopes", with("scope", nil), forbidden},
-		{"an empty scope beside one in scp", "Bearer " + goodToken(t, map[string]any{"scope": "", "scp": "mcp:tools"}),
+		{"an empty scope and one in scp", "Bearer " + goodToken(t, map[string]any{"scope": "", "scp": "mcp:tools"}),
 			forbidden},
 		{"scopes that are a number", with("scope", 7), string(faultScope)},
-		{"scopes that are a list with a number in it", with("scope", []any{"mcp:tools", 7}), string(faultScope)},
-		{"none of the algorithms, and no signature",
+		{"scopes that are a list with a number", with("scope", []any{"mcp:tools", 7}), string(faultScope)},
+		{"the algorithm none without a signature",
 			"Bearer " + forge(`{"alg":"none"}`, goodClaims(nil), func([]byte) []byte { return nil }), string(faultAlgorithm)},
-		{"none in other letters", "Bearer " + forge(`{"alg":"nOnE","kid":"rsa"}`, goodClaims(nil), rsaSignature),
+		{"the algorithm none in another case", "Bearer " + forge(`{"alg":"nOnE","kid":"rsa"}`, goodClaims(nil), rsaSignature),
 			string(faultAlgorithm)},
 		{"no algorithm", "Bearer " + forge(`{"kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultAlgorithm)},
 		{"an algorithm that is a number", "Bearer " + forge(`{"alg":256,"kid":"rsa"}`, goodClaims(nil), rsaSignature),
 			string(faultAlgorithm)},
 		{"HS256 with the public key as the secret",
 			"Bearer " + forge(`{"alg":"HS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)), string(faultAlgorithm)},
-		{"HS256 with the secret that is in the key set",
+		{"HS256 with a secret from the key set",
 			"Bearer " + forge(`{"alg":"HS256","kid":"secret"}`, goodClaims(nil),
 				hmacWith([]byte("0123456789abcdef0123456789abcdef"))), string(faultAlgorithm)},
 		{"RS256 in the header with an HMAC", "Bearer " + forge(`{"alg":"RS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)),
 			string(faultSignature)},
-		{"an algorithm that is not allowed", signed(jose.RS512, keys.rsa, "rsa", nil), string(faultAlgorithm)},
-		{"an algorithm that its key is not for", signed(jose.RS256, keys.rsa, "rsa for PS256", nil), string(faultSignature)},
+		{"a disallowed algorithm", signed(jose.RS512, keys.rsa, "rsa", nil), string(faultAlgorithm)},
+		{"an algorithm that the key does not allow", signed(jose.RS256, keys.rsa, "rsa for PS256", nil),
+			string(faultSignature)},
 		{"ES256 in the header of RS256", "Bearer " + forge(`{"alg":"ES256","kid":"rsa"}`, goodClaims(nil), rsaSignature),
 			string(faultSignature)},
 		{"a key of another type", signed(jose.RS256, keys.rsa, "p256", nil), string(faultSignature)},
 		{"a key of another curve", "Bearer " + forge(`{"alg":"ES256","kid":"p384"}`, goodClaims(nil), rsaSignature),
 			string(faultSignature)},
-		{"another key by the name of a known one", signed(jose.RS256, keys.other, "rsa", nil), string(faultSignature)},
-		{"a key that is not known", signed(jose.RS256, keys.other, "other", nil), string(faultKey)},
-		{"a key that is neither named nor known", signed(jose.RS256, keys.other, "", nil), string(faultKey)},
+		{"another key with the ID of a known one", signed(jose.RS256, keys.other, "rsa", nil), string(faultSignature)},
+		{"an unknown key", signed(jose.RS256, keys.other, "other", nil), string(faultKey)},
+		{"an unknown key without an ID", signed(jose.RS256, keys.other, "", nil), string(faultKey)},
 		{"a key for encryption", signed(jose.RS256, keys.other, "encryption", nil), string(faultKey)},
 		{"a private key in the set", signed(jose.RS256, keys.other, "private", nil), string(faultKey)},
-		{"a key that is too weak", signed(jose.RS256, keys.weak, "weak", nil), string(faultKey)},
-		{"a key that the token brings along", signed(jose.RS256, keys.other, "mine",
+		{"a weak key", signed(jose.RS256, keys.weak, "weak", nil), string(faultKey)},
+		{"a key in the token", signed(jose.RS256, keys.other, "mine",
 			tokenHeader{"jwk": jose.JSONWebKey{Key: keys.other.Public(), KeyID: "mine"}}), string(faultOwnKey)},
-		{"a key that the token says where to get", signed(jose.RS256, keys.other, "mine", tokenHeader{"jku": server.URL}),
+		{"the URL of a key in the token", signed(jose.RS256, keys.other, "mine", tokenHeader{"jku": server.URL}),
 			string(faultOwnKey)},
 		{"the type of logout tokens", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"typ": "logout+jwt"}),
 			string(faultType)},
@@ -352,25 +353,25 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 			string(faultCritical)},
 		{"a critical extension that libraries know",
 			signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{"b64"}, "b64": true}), string(faultCritical)},
-		{"no critical extensions, but a list of them", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{}}),
+		{"an empty list of critical extensions", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{}}),
 			string(faultCritical)},
-		{"encrypted", "Bearer " + encrypted, string(faultEncrypted)},
+		{"an encrypted token", "Bearer " + encrypted, string(faultEncrypted)},
 		{"no signature", "Bearer " + head + "." + payload + ".", string(faultSignature)},
-		{"cut short", "Bearer " + good[:len(good)-6], string(faultSignature)},
-		{"cut within a byte", "Bearer " + good[:len(good)-1], string(faultForm)},
-		{"a signature that only decodes to the same", "Bearer " + good[:len(good)-1] + string(good[len(good)-1]+1),
+		{"a truncated signature", "Bearer " + good[:len(good)-6], string(faultSignature)},
+		{"a signature truncated within a byte", "Bearer " + good[:len(good)-1], string(faultForm)},
+		{"another encoding of the signature", "Bearer " + good[:len(good)-1] + string(good[len(good)-1]+1),
 			string(faultForm)},
-		{"padded", "Bearer " + good + "==", string(faultForm)},
+		{"a padded signature", "Bearer " + good + "==", string(faultForm)},
 		{"another payload", "Bearer " + head + "." + encode(strings.Replace(string(decoded), "mcp:read", "mcp:root", 1)) +
 			"." + signature, string(faultSignature)},
 		{"another header", "Bearer " + encode(`{"alg":"RS256","kid":"rsa","typ":"JWT"}`) + "." + payload + "." + signature,
 			string(faultSignature)},
 		{"another signature", "Bearer " + head + "." + payload + "." + strings.Repeat("A", len(signature)),
 			string(faultSignature)},
-		{"a header that is no JSON", "Bearer " + encode("hunter2") + "." + payload + "." + signature, string(faultForm)},
-		{"a header with a member twice",
+		{"a header that is not JSON", "Bearer " + encode("hunter2") + "." + payload + "." + signature, string(faultForm)},
+		{"a header with a duplicate member",
 			"Bearer " + forge(`{"alg":"none","alg":"RS256","kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultForm)},
-		{"claims that are no JSON", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("hunter2")),
+		{"claims that are not JSON", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("hunter2")),
 			string(faultForm)},
 		{"claims that are a list", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("[]")),
 			string(faultForm)},
@@ -378,35 +379,35 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 			string(faultIssuer)},
 		{"claims that are not UTF-8", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("{\"sub\":\"\xff\"}")),
 			string(faultForm)},
-		{"a claim twice", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
+		{"a duplicate claim", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
 			[]byte(strings.Replace(string(decoded), "{", `{"sub":"admin",`, 1))), string(faultForm)},
-		{"claims by other letters", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
+		{"a claim in another case", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
 			[]byte(strings.Replace(string(decoded), `"exp"`, `"EXP"`, 1))), string(faultNoExpiry)},
-		{"too long", with("filler", strings.Repeat("x", 16<<10)), string(faultLength)},
+		{"a token that is too long", with("filler", strings.Repeat("x", 16<<10)), string(faultLength)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := ask(t.Context(), provider, tt.authorization)
+			got, err := authenticate(t.Context(), provider, tt.authorization)
 			if got != "" || err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("got %q, %v, want %s", got, err, tt.want)
 			}
 			if _, ok := errors.AsType[*ForbiddenError](err); ok != (tt.want == forbidden) {
-				t.Errorf("forbidden: %t", ok)
+				t.Errorf("ForbiddenError %t, want %t", ok, !ok)
 			}
 			for _, secret := range append(strings.Split(tt.authorization, "."), "hunter2", "evil", "admin") {
 				if len(secret) > 3 && strings.Contains(err.Error(), secret) {
-					t.Errorf("it tells %s", secret)
+					t.Errorf("the error contains %s: %v", secret, err)
 				}
 			}
 		})
 	}
-	t.Run("two of them", func(t *testing.T) {
-		if got, err := ask(t.Context(), provider, "Bearer "+good, "Bearer "+good); got != "" || err == nil {
+	t.Run("two tokens", func(t *testing.T) {
+		if got, err := authenticate(t.Context(), provider, "Bearer "+good, "Bearer "+good); got != "" || err == nil {
 			t.Errorf("got %q, %v", got, err)
 		}
 	})
-	t.Run("the same token as it should be", func(t *testing.T) {
-		if got, err := ask(t.Context(), provider, "Bearer "+good); got != testSubject || err != nil {
+	t.Run("the valid token", func(t *testing.T) {
+		if got, err := authenticate(t.Context(), provider, "Bearer "+good); got != testSubject || err != nil {
 			t.Errorf("got %q, %v", got, err)
 		}
 	})
@@ -431,36 +432,36 @@ func FuzzTokens(f *testing.F) { // A76
 	f.Add(uint(0), whole, "eyJhbGciOiJSUzI1NiJ9.e30.AA")
 	f.Add(uint(0), whole, "a.b.c.d.e")
 	f.Add(whole/2, uint(0), " ")
-	f.Add(whole-10, uint(1), "0") // one of the two changes the signature
+	f.Add(whole-10, uint(1), "0") // this or the next input changes the signature
 	f.Add(whole-10, uint(1), "1")
 	f.Add(uint(6), uint(4), "")
 	f.Fuzz(func(t *testing.T, start, cut uint, put string) {
 		start %= whole + 1
 		cut = min(cut, whole-start)
 		token := good[:start] + put + good[start+cut:]
-		got, err := ask(t.Context(), provider, "Bearer "+token)
+		got, err := authenticate(t.Context(), provider, "Bearer "+token)
 		if isGood := strings.Trim(token, " ") == good; (got == testSubject) != isGood || got != "" && err != nil {
 			t.Errorf("got %q, %v", got, err)
 		}
 	})
 }
 
-func TestWhatIsLeftToOtherProviders(t *testing.T) { // A76
+func TestCredentialsOfOtherProviders(t *testing.T) { // A76
 	server := serveKeys(t, publicSet(t))
 	provider, good := newJWT(t, server.URL, ""), goodToken(t, nil)
 	tests := []struct {
 		name    string
 		headers []string
 	}{
-		{"nothing", nil},
+		{"no header", nil},
 		{"an empty header", []string{""}},
-		{"a scheme alone", []string{"Bearer"}},
+		{"only the scheme", []string{"Bearer"}},
 		{"a static token", []string{"Bearer sk-hunter2"}},
 		{"a static token with a dot", []string{"Bearer one.two"}},
 		{"a static token with three dots", []string{"Bearer one.two.three.four"}},
 		{"a static token with four dots", []string{"Bearer one.two.three.four.five"}},
 		{"dots", []string{"Bearer .."}},
-		{"a token with something else in it", []string{"Bearer " + good + "~"}},
+		{"a token with another character", []string{"Bearer " + good + "~"}},
 		{"two tokens in one header", []string{"Bearer " + good + ", Bearer " + good}},
 		{"a token of another scheme", []string{"Basic " + good}},
 		{"a token bound to a key", []string{"DPoP " + good}},
@@ -468,7 +469,7 @@ func TestWhatIsLeftToOtherProviders(t *testing.T) { // A76
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got, err := ask(t.Context(), provider, tt.headers...); got != "" || err != nil {
+			if got, err := authenticate(t.Context(), provider, tt.headers...); got != "" || err != nil {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})
@@ -483,7 +484,7 @@ func TestWhatIsLeftToOtherProviders(t *testing.T) { // A76
 		}
 	})
 	if n := server.count(); n != 0 {
-		t.Errorf("%d fetches for nothing", n)
+		t.Errorf("%d fetches, want 0", n)
 	}
 }
 
@@ -491,36 +492,39 @@ func TestResourceIsTheAudience(t *testing.T) { // A76
 	server := serveKeys(t, publicSet(t))
 	for _, tt := range []struct {
 		name, audience, url string
-		resource, metadata  string // the latter without the well-known path
+		resource, metadata  string // metadata without the well-known path
 	}{
-		{"the audience itself", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+		{"the URL of the request", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp",
+			"https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
-		{"one above", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp",
+		{"a parent of the URL", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs",
+			"https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
-		{"one that ends in a slash", `"https://mcp.example.com/mcp/"`, "https://mcp.example.com/mcp",
+		{"a URL that ends with a slash", `"https://mcp.example.com/mcp/"`, "https://mcp.example.com/mcp",
 			"https://mcp.example.com/mcp/", "https://mcp.example.com"},
 		{"a whole host", `"https://mcp.example.com"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com",
 			"https://mcp.example.com"},
 		{"the nearest of several",
 			`"mcp","https://mcp.example.com","https://mcp.example.com/mcp/docs","https://mcp.example.com/mcp"`,
 			"https://mcp.example.com/mcp/docs/x", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
-		{"a host in other letters", `"https://MCP.example.com/mcp"`, "https://mcp.example.com/mcp",
+		{"a host in another case", `"https://MCP.example.com/mcp"`, "https://mcp.example.com/mcp",
 			"https://MCP.example.com/mcp", "https://MCP.example.com"},
-		{"one of TLS that a proxy speaks", `"https://mcp.example.com/mcp"`, "http://mcp.example.com/mcp/docs",
+		{"https behind a proxy that terminates TLS", `"https://mcp.example.com/mcp"`, "http://mcp.example.com/mcp/docs",
 			"https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"one without TLS", `"http://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+		{"a URL without TLS", `"http://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
 		{"another host", `"https://other.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
 		{"another port", `"https://mcp.example.com:8443/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
-		{"a path that begins like it", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp2",
+		{"a path with the same beginning", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp2",
 			"https://mcp.example.com/mcp2", "https://mcp.example.com"},
-		{"one below", `"https://mcp.example.com/mcp/docs"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+		{"a child of the URL", `"https://mcp.example.com/mcp/docs"`, "https://mcp.example.com/mcp",
+			"https://mcp.example.com/mcp",
 			"https://mcp.example.com"},
-		{"one with a query", `"https://mcp.example.com/mcp?a=b"`, "https://mcp.example.com/mcp/docs",
+		{"a URL with a query", `"https://mcp.example.com/mcp?a=b"`, "https://mcp.example.com/mcp/docs",
 			"https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
-		{"no URL", `"mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"not a URL", `"mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			provider, err := loadJWT(t,
@@ -536,7 +540,7 @@ func TestResourceIsTheAudience(t *testing.T) { // A76
 			var metadata struct{ Resource string }
 			if err := json.Unmarshal(provider.Metadata(r, r.URL.Path), &metadata); err != nil ||
 				metadata.Resource != tt.resource {
-				t.Errorf("the resource is %q, %v", metadata.Resource, err)
+				t.Errorf("resource %q, want %q, error %v", metadata.Resource, tt.resource, err)
 			}
 			if got, want := provider.Challenge(r, nil),
 				`Bearer resource_metadata="`+tt.metadata+MetadataPath+r.URL.Path+`"`; got != want {
@@ -546,7 +550,7 @@ func TestResourceIsTheAudience(t *testing.T) { // A76
 	}
 }
 
-func TestWhatClientsAreTold(t *testing.T) { // A76
+func TestChallengesAndMetadata(t *testing.T) { // A76
 	server := serveKeys(t, publicSet(t))
 	plain, scoped := newJWT(t, server.URL, ""), newJWT(t, server.URL, `,"scopes":["mcp:tools","mcp:read"]`)
 	named := newJWT(t, server.URL, `,"resource":"https://mcp.example.com/public/mcp"`)
@@ -567,7 +571,7 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
-			name: "by TLS", provider: plain, url: "https://mcp.example.com/mcp", tls: true,
+			name: "TLS", provider: plain, url: "https://mcp.example.com/mcp", tls: true,
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `/mcp"`,
 			metadata: `{"resource":"https://mcp.example.com/mcp","authorization_servers":["` + testIssuer +
 				`"],"bearer_methods_supported":["header"]}`,
@@ -579,13 +583,13 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
-			name: "at a path that was rewritten", provider: plain, url: "http://localhost/inner", original: "/outer/mcp?x=1",
+			name: "at a rewritten path", provider: plain, url: "http://localhost/inner", original: "/outer/mcp?x=1",
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/outer/mcp"`,
 			metadata: `{"resource":"http://localhost/inner","authorization_servers":["` + testIssuer +
 				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
-			name: "at a path with quotes and blanks", provider: plain, url: `http://localhost/a%22%20b%5c`,
+			name: "at a path with quotes and spaces", provider: plain, url: `http://localhost/a%22%20b%5c`,
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/a%22%20b%5C"`,
 			metadata: `{"resource":"http://localhost/a%22%20b%5C","authorization_servers":["` + testIssuer +
 				`"],"bearer_methods_supported":["header"]}`,
@@ -597,23 +601,23 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 				`"],"scopes_supported":["mcp:tools","mcp:read"],"bearer_methods_supported":["header"]}`,
 		},
 		{
-			name: "a scope is missing", provider: scoped, url: "http://localhost/mcp",
+			name: "a missing scope", provider: scoped, url: "http://localhost/mcp",
 			err: &ForbiddenError{Reason: "insufficient_scope"},
 			challenge: `Bearer resource_metadata="http://localhost` + at +
 				`/mcp", error="insufficient_scope", error_description="the token lacks a scope", scope="mcp:tools mcp:read"`,
 		},
 		{
-			name: "a bad token", provider: plain, url: "http://localhost/mcp", err: faultExpired,
+			name: "an invalid token", provider: plain, url: "http://localhost/mcp", err: faultExpired,
 			challenge: `Bearer resource_metadata="http://localhost` + at +
 				`/mcp", error="invalid_token", error_description="the token has expired"`,
 		},
 		{
-			name: "an error that is not for clients", provider: plain, url: "http://localhost/mcp", err: errors.New("hunter2"),
+			name: "an internal error", provider: plain, url: "http://localhost/mcp", err: errors.New("hunter2"),
 			challenge: `Bearer resource_metadata="http://localhost` + at +
 				`/mcp", error="invalid_token", error_description="the token is invalid"`,
 		},
 		{
-			name: "a resource with a name of its own", provider: named, url: "http://10.0.0.1:8080/mcp",
+			name: "a configured resource", provider: named, url: "http://10.0.0.1:8080/mcp",
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `/public/mcp"`,
 			metadata: `{"resource":"https://mcp.example.com/public/mcp","authorization_servers":["` + testIssuer +
 				`"],"bearer_methods_supported":["header"]}`,
@@ -650,7 +654,7 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 		t.Errorf("headers %q", got)
 	}
 	if n := server.count(); n != 0 {
-		t.Errorf("%d fetches for nothing", n)
+		t.Errorf("%d fetches, want 0", n)
 	}
 }
 
@@ -667,7 +671,7 @@ func TestJWTCaddyfile(t *testing.T) { // A76
 		json        string
 	}{
 		{
-			"what is required", "jwt {\n issuer https://id.example.com/\n audience mcp\n jwks /etc/keys.json\n}",
+			"the required settings", "jwt {\n issuer https://id.example.com/\n audience mcp\n jwks /etc/keys.json\n}",
 			JWT{Issuer: "https://id.example.com/", Audience: []string{"mcp"}, JWKS: "/etc/keys.json"},
 			`{"issuer":"https://id.example.com/","audience":["mcp"],"jwks":"/etc/keys.json"}`,
 		},
@@ -723,19 +727,20 @@ func TestJWTDefaults(t *testing.T) { // A76
 	}
 }
 
-func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
+func TestInvalidJWTConfigurations(t *testing.T) { // A76
 	const issuer, audience, keys = " issuer https://id.example.com\n", " audience mcp\n",
 		" jwks https://id.example.com/keys\n"
 	const all = issuer + audience + keys
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "jwt https://id.example.com", "no arguments"},
-		{"an audience without one", "jwt {\n" + issuer + " audience\n" + keys + "}", `expected "audience <audiences...>"`},
+		{"an audience without a value", "jwt {\n" + issuer + " audience\n" + keys + "}",
+			`expected "audience <audiences...>"`},
 		{"an empty claim", "jwt {\n" + all + " claim \"\"\n}", "claim is empty"},
-		{"a refresh that is no duration", "jwt {\n" + all + " refresh often\n}", "refresh: "},
-		{"a leeway of nothing", "jwt {\n" + all + " leeway 0s\n}", "leeway: 0s is not positive"},
-		{"a word twice", "jwt {\n" + all + issuer + "}", "issuer is given twice"},
-		{"a list twice", "jwt {\n" + all + audience + "}", "audience is given twice"},
-		{"an unknown word", "jwt {\n" + all + " secret hunter2\n}", "unknown subdirective secret"},
+		{"a refresh that is not a duration", "jwt {\n" + all + " refresh often\n}", "refresh: "},
+		{"a leeway of zero", "jwt {\n" + all + " leeway 0s\n}", "leeway: 0s is not positive"},
+		{"a duplicate subdirective", "jwt {\n" + all + issuer + "}", "issuer is given twice"},
+		{"a duplicate list", "jwt {\n" + all + audience + "}", "audience is given twice"},
+		{"an unknown subdirective", "jwt {\n" + all + " secret hunter2\n}", "unknown subdirective secret"},
 	}
 	for _, tt := range caddyfiles {
 		t.Run(tt.name, func(t *testing.T) {
@@ -749,7 +754,7 @@ func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
 		return `{"issuer":"https://id.example.com","audience":["mcp"],"jwks":"https://id.example.com/keys",` + changes + `}`
 	}
 	configs := []struct{ name, config, want string }{
-		{"nothing", `{}`, "jwks: missing"},
+		{"an empty configuration", `{}`, "jwks: missing"},
 		{"no issuer", with(`"issuer":""`), "issuer: missing"},
 		{"no audience", with(`"audience":[]`), "audience: missing"},
 		{"an issuer that is not a URL", with(`"issuer":"example"`), "issuer: not an http or https URL"},
@@ -759,18 +764,19 @@ func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
 			"issuer: the URL contains a user name"},
 		{"an empty audience", with(`"audience":[""]`), "audience: empty"},
 		{"a placeholder", with(`"audience":["{env.AUDIENCE}"]`), "contains a placeholder"},
-		{"keys by http from elsewhere", with(`"jwks":"http://id.example.com/keys"`), "jwks: keys must be fetched with https"},
-		{"keys by http from a host that only begins like ours", with(`"jwks":"http://127.0.0.1.example.com/keys"`),
+		{"keys from another host without TLS", with(`"jwks":"http://id.example.com/keys"`),
 			"jwks: keys must be fetched with https"},
-		{"keys by another scheme", with(`"jwks":"ftp://id.example.com/keys"`), "jwks: not an http or https URL"},
+		{"keys without TLS from a host that begins with 127.0.0.1", with(`"jwks":"http://127.0.0.1.example.com/keys"`),
+			"jwks: keys must be fetched with https"},
+		{"keys with another scheme", with(`"jwks":"ftp://id.example.com/keys"`), "jwks: not an http or https URL"},
 		{"keys with a password", with(`"jwks":"https://me:hunter2@id.example.com/keys"`),
 			"jwks: the URL contains a user name"},
 		{"keys without a host", with(`"jwks":"https:///keys"`), "jwks: the URL has no host"},
-		{"keys at a bad URL", with(`"jwks":"https://[/keys"`), "jwks: not an http or https URL"},
-		{"no signature", with(`"algorithms":["RS256","none"]`), `algorithms: "none" is not one of RS256`},
-		{"a shared secret", with(`"algorithms":["HS256"]`), `algorithms: "HS256" is not one of RS256`},
+		{"keys at an invalid URL", with(`"jwks":"https://[/keys"`), "jwks: not an http or https URL"},
+		{"the algorithm none", with(`"algorithms":["RS256","none"]`), `algorithms: "none" is not one of RS256`},
+		{"an algorithm with a shared secret", with(`"algorithms":["HS256"]`), `algorithms: "HS256" is not one of RS256`},
 		{"an algorithm in lower case", with(`"algorithms":["rs256"]`), `algorithms: "rs256" is not one of RS256`},
-		{"a scope with a blank", with(`"scopes":["a b"]`), `scopes: "a b" is not a scope`},
+		{"a scope with a space", with(`"scopes":["a b"]`), `scopes: "a b" is not a scope`},
 		{"a scope with a quote", with(`"scopes":["a\"b"]`), "scopes: "},
 		{"a short refresh", with(`"refresh":"1s"`), "refresh: 1s is less than a minute"},
 		{"a negative refresh", with(`"refresh":-1`), "refresh: -1ns is less than a minute"},

@@ -12,15 +12,15 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-jose/go-jose/v4"
-	// Unlike encoding/json, it matches names exactly and refuses duplicates.
+	// Unlike encoding/json, this package matches names exactly and refuses duplicates.
 	"github.com/go-jose/go-jose/v4/json"
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
 const maxJWT = 16 << 10
 
-// A tokenFault is the check that a token failed. It contains nothing of the token, so
-// both the client and the log may see it.
+// A tokenFault says why a token is invalid. It contains nothing of the token, so both the
+// client and the log may see it.
 type tokenFault string
 
 func (f tokenFault) Error() string { return string(f) }
@@ -44,7 +44,7 @@ const (
 	faultScope     tokenFault = "the scope of the token is neither a string nor a list of strings"
 )
 
-// claimFaults are the faults that go-jose finds.
+// claimFaults maps the errors of go-jose to faults.
 var claimFaults = map[error]tokenFault{
 	jwt.ErrInvalidIssuer:     faultIssuer,
 	jwt.ErrInvalidAudience:   faultAudience,
@@ -108,7 +108,7 @@ func isNotCanonical(part string) bool {
 }
 
 // checkHeader refuses tokens that bring a key or its address, that have critical
-// extensions, and that are for another purpose, such as logging out. It runs before
+// extensions, or that are for another purpose, such as logging out. It runs before
 // go-jose parses the header, because parsing a key can take seconds.
 func checkHeader(part string) error {
 	text, _ := base64.RawURLEncoding.DecodeString(part) // it is canonical
@@ -137,7 +137,8 @@ func checkHeader(part string) error {
 	return faultType
 }
 
-// verifySignature returns the signed payload. An unknown key may be a new one.
+// verifySignature returns the signed payload. If the key is unknown, it fetches the keys
+// again, because the issuer may have a new one.
 func (j *JWT) verifySignature(ctx context.Context, signed *jose.JSONWebSignature) ([]byte, error) {
 	for _, unknown := range []bool{false, true} {
 		keys, err := j.keys.get(ctx, time.Duration(j.Refresh), unknown, j.logger)
@@ -151,8 +152,8 @@ func (j *JWT) verifySignature(ctx context.Context, signed *jose.JSONWebSignature
 	return nil, faultKey
 }
 
-// verifyWith tries the keys that the token names, or all of them if it names none. A key
-// with an alg is for that algorithm only; go-jose checks types and curves.
+// verifyWith verifies a token with the keys that it names, or with all keys if it names
+// none. A key with an alg is for that algorithm only; go-jose checks types and curves.
 func verifyWith(keys []jose.JSONWebKey, signed *jose.JSONWebSignature) ([]byte, error) {
 	header, fault := signed.Signatures[0].Protected, faultKey
 	for _, key := range keys {
@@ -172,8 +173,8 @@ func verifyWith(keys []jose.JSONWebKey, signed *jose.JSONWebSignature) ([]byte, 
 	return nil, fault
 }
 
-// checkClaims refuses tokens of other issuers, for other audiences, and outside of their
-// time.
+// checkClaims refuses tokens that are from another issuer, for another audience, or not
+// valid at this time.
 func (j *JWT) checkClaims(payload []byte) error {
 	var claims struct {
 		jwt.Claims

@@ -55,7 +55,8 @@ type MTLS struct {
 	Field string `json:"field,omitempty"`
 }
 
-// mtlsFields return the name of the client in a certificate, or "".
+// mtlsFields holds the fields, each with a function that returns the name of the client in
+// a certificate, or "".
 var mtlsFields = map[string]func(*x509.Certificate) string{
 	"cn":          certCommonName,
 	"dns":         func(c *x509.Certificate) string { return strings.ToLower(firstName(c.DNSNames)) },
@@ -118,8 +119,8 @@ func (m *MTLS) Authenticate(r *Request) (string, error) {
 
 var oidCommonName = asn1.ObjectIdentifier{2, 5, 4, 3}
 
-// certCommonName refuses subjects with several common names, because other software may
-// read another one.
+// certCommonName returns the common name. It returns "" if there are several, because other
+// software may read another one.
 func certCommonName(c *x509.Certificate) string {
 	count := 0
 	for _, name := range c.Subject.Names {

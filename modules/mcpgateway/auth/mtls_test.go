@@ -64,8 +64,8 @@ func parseMTLSCert(t *testing.T, template, parent *x509.Certificate, key, signer
 	return cert
 }
 
-// issue returns a certificate for a client. By default it is valid from an hour ago until in an
-// hour.
+// issue returns a client certificate. By default it has been valid for an hour, and will be for
+// another.
 func (a *mtlsAuthority) issue(t *testing.T, template x509.Certificate) *tls.Certificate {
 	t.Helper()
 	template.SerialNumber = big.NewInt(2)
@@ -80,7 +80,7 @@ func (a *mtlsAuthority) issue(t *testing.T, template x509.Certificate) *tls.Cert
 	}
 	key := newMTLSKey(t)
 	parent, signer := a.cert, a.key
-	if parent == nil { // it signs itself
+	if parent == nil { // self-signed
 		parent, signer = &template, key
 	}
 	leaf := parseMTLSCert(t, &template, parent, key, signer)
@@ -147,7 +147,7 @@ func mtlsConfig(cert *tls.Certificate) *tls.Config {
 		if cert == nil {
 			return new(tls.Certificate), nil
 		}
-		return cert, nil // even if the server does not know the signer
+		return cert, nil // even if the server does not trust the signer
 	}}
 }
 
@@ -189,7 +189,7 @@ func TestCertificates(t *testing.T) { // A78
 		{"the fingerprint", `{"field":"fingerprint"}`, tls.RequireAndVerifyClientCert, alice, hex.EncodeToString(sum[:])},
 		{"an optional certificate", `{}`, tls.VerifyClientCertIfGiven, alice, "alice"},
 		{"no identity without a certificate", `{}`, tls.VerifyClientCertIfGiven, nil, ""},
-		{"no identity without a certificate, not verified", `{}`, tls.RequestClientCert, nil, ""},
+		{"no identity without a certificate that is only requested", `{}`, tls.RequestClientCert, nil, ""},
 		{"no identity if the server does not request a certificate", `{}`, tls.NoClientCert, alice, ""},
 	}
 	for _, tt := range tests {
@@ -207,7 +207,7 @@ func TestCertificates(t *testing.T) { // A78
 			t.Errorf("got %q, %v", got, err)
 		}
 		if got := provider.CredentialHeaders(); got != nil {
-			t.Errorf("it takes off %s", got)
+			t.Errorf("credential headers %s, want none", got)
 		}
 	})
 }
@@ -234,32 +234,32 @@ func TestWrongCertificates(t *testing.T) { // A78
 		mode        tls.ClientAuthType
 		signer      *mtlsAuthority // nil for self-signed
 		cert        x509.Certificate
-		clock       time.Duration // of the handshake
+		clock       time.Duration // offset of the clock during the handshake
 		want        string
 	}{
-		{"signed by itself, and asked for only", "cn", tls.RequestClientCert, nil, named("alice"), 0,
+		{"self-signed, and only requested", "cn", tls.RequestClientCert, nil, named("alice"), 0,
 			"mode require_and_verify"},
-		{"signed by itself, and required only", "cn", tls.RequireAnyClientCert, nil, named("alice"), 0,
+		{"self-signed, and only required", "cn", tls.RequireAnyClientCert, nil, named("alice"), 0,
 			"mode require_and_verify"},
-		{"signed by another CA, and required only", "cn", tls.RequireAnyClientCert, other, named("alice"), 0,
+		{"signed by another CA, and only required", "cn", tls.RequireAnyClientCert, other, named("alice"), 0,
 			"mode require_and_verify"},
 		{"signed by the right CA, but not verified", "cn", tls.RequireAnyClientCert, ca, named("alice"), 0,
 			"mode require_and_verify"},
-		{"the fingerprint of one that is not verified", "fingerprint", tls.RequestClientCert, ca, named("alice"), 0,
+		{"the fingerprint of an unverified certificate", "fingerprint", tls.RequestClientCert, ca, named("alice"), 0,
 			"mode require_and_verify"},
-		{"signed by itself", "cn", verify, nil, named("alice"), 0, "tls: "},
+		{"self-signed", "cn", verify, nil, named("alice"), 0, "tls: "},
 		{"signed by another CA", "cn", verify, other, named("alice"), 0, "tls: "},
 		{"signed by another CA, if given", "cn", tls.VerifyClientCertIfGiven, other, named("alice"), 0, "tls: "},
-		{"of a server", "cn", verify, ca,
+		{"a server certificate", "cn", verify, ca,
 			with(named("alice"), func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }),
 			0, "tls: "},
 		{"expired", "cn", verify, ca, expired, 0, "tls: "},
 		{"expired, and not verified", "cn", tls.RequireAnyClientCert, ca, expired, 0, "mode require_and_verify"},
 		{"expired since the handshake", "cn", verify, ca, expired, -2 * hour, "the client certificate has expired"},
-		{"expired since the handshake, by its fingerprint", "fingerprint", verify, ca, expired, -2 * hour,
+		{"expired since the handshake, with the field fingerprint", "fingerprint", verify, ca, expired, -2 * hour,
 			"the client certificate has expired"},
 		{"not valid yet", "cn", verify, ca, early, 0, "tls: "},
-		{"no longer valid since the clock was set back", "cn", verify, ca, early, 2 * hour, "not valid yet"},
+		{"not valid yet since the clock was set back", "cn", verify, ca, early, 2 * hour, "not valid yet"},
 		{"without a common name", "cn", verify, ca, x509.Certificate{Subject: pkix.Name{Organization: []string{"alice"}}}, 0,
 			"has no usable cn"},
 		{"with two common names", "cn", verify, ca, twoNames, 0, "has no usable cn"},
@@ -297,7 +297,7 @@ func TestResumedSessionsHaveTheirCertificate(t *testing.T) { // A78
 	config.ClientSessionCache = tls.NewLRUClientSessionCache(1)
 	for _, resumed := range []bool{false, true} {
 		if status, got := mtlsAsk(t, server, config); status != 200 || got != "alice" || server.resumed != resumed {
-			t.Errorf("got %d %s, resumed %t", status, got, server.resumed)
+			t.Errorf("got %d %s, resumed %t, want %t", status, got, server.resumed, resumed)
 		}
 	}
 }
@@ -327,7 +327,7 @@ func TestSubjectsKeepTheirOrder(t *testing.T) { // A78
 
 func TestMTLSCaddyfile(t *testing.T) { // A78
 	tests := []struct{ name, input, want, err string }{
-		{"nothing more", "mtls", `{}`, ""},
+		{"no field", "mtls", `{}`, ""},
 		{"a field", "mtls fingerprint", `{"field":"fingerprint"}`, ""},
 		{"an empty field", `mtls ""`, "", "is empty"},
 		{"two fields", "mtls cn dns", "", `expected "auth mtls [<field>]"`},
@@ -348,7 +348,7 @@ func TestMTLSCaddyfile(t *testing.T) { // A78
 			}
 		})
 	}
-	t.Run("a field that there is not, in JSON", func(t *testing.T) {
+	t.Run("an unknown field in JSON", func(t *testing.T) {
 		if _, _, err := openGuest(t, "mtls", `{"field":"CN"}`); err == nil ||
 			!strings.Contains(err.Error(), `field: "CN" must be cn`) {
 			t.Errorf("got %v", err)

@@ -59,11 +59,11 @@ type digest = [sha256.Size]byte
 
 const digestPrefix = "sha256:"
 
-// safeToken is the length below which a token causes a warning. A short token is not refused,
-// because a reload would then lock out the clients that have one.
-const safeToken = 16
+// safeTokenLength is the minimum length of a token that causes no warning. Shorter tokens are not
+// refused, because a reload would then lock out the clients that have one.
+const safeTokenLength = 16
 
-const shortToken = "token is short enough to be guessed; make one with openssl rand -hex 32"
+const shortTokenWarning = "token is short enough to be guessed; make one with openssl rand -hex 32"
 
 // readToken returns the SHA-256 and the length of a token: a placeholder, or sha256:<hex> with an
 // unknown length of 0.
@@ -78,12 +78,13 @@ func readToken(text string) (sum digest, length int, err error) {
 	return sha256.Sum256([]byte(token)), len(token), nil
 }
 
-// WarnShortToken logs a short token in a Caddyfile. The configuration contains only its hash.
+// WarnShortToken logs a warning if a literal token in a Caddyfile is short. The provider cannot do
+// so: the configuration contains only the hash.
 func WarnShortToken(d *caddyfile.Dispenser, text, client string) {
-	if _, isDigest := parseDigest(text); isDigest || isPlaceholder(text) || len(text) >= safeToken {
+	if _, isDigest := parseDigest(text); isDigest || isPlaceholder(text) || len(text) >= safeTokenLength {
 		return
 	}
-	caddy.Log().Named("http.handlers.mcp_gateway.auth.token").Warn(shortToken, zap.String("client", client),
+	caddy.Log().Named("http.handlers.mcp_gateway.auth.token").Warn(shortTokenWarning, zap.String("client", client),
 		zap.Int("characters", len(text)), zap.String("file", d.File()), zap.Int("line", d.Line()))
 }
 
@@ -97,8 +98,8 @@ func parseDigest(text string) (sum digest, ok bool) {
 }
 
 // TokenFromCaddyfile returns the JSON form of a token in a Caddyfile. A literal token
-// becomes sha256:<hex>, so that the configuration does not reveal it. Text with braces is
-// left alone: it is a placeholder, or loading fails.
+// becomes sha256:<hex>, so that the configuration does not reveal it. Text with braces does
+// not change: it is a placeholder, or loading it fails.
 func TokenFromCaddyfile(text string) string {
 	if _, ok := parseDigest(text); ok || text == "" || strings.ContainsAny(text, "{}") {
 		return text
@@ -127,7 +128,7 @@ func CheckToken(text string) error {
 
 const maxIdentity = 256
 
-// CheckIdentity refuses names of clients that are unfit for logs, limits and patterns.
+// CheckIdentity refuses names of clients that cannot be used in logs, limits and patterns.
 func CheckIdentity(identity string) error {
 	switch {
 	case identity == "":
@@ -144,8 +145,8 @@ func CheckIdentity(identity string) error {
 	return nil
 }
 
-// credentialsOf returns the credentials in the Authorization header, and whether it has the given
-// scheme. Several headers are refused, because other software may read another of them.
+// credentialsOf returns the credentials in the Authorization header. ok reports whether the header
+// has the given scheme. Several headers are refused, because other software may read another one.
 func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool, err error) {
 	headers := r.Header["Authorization"]
 	if len(headers) > 1 {

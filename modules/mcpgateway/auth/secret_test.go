@@ -12,8 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// openGuest loads a provider as mcp_gateway does. Its configuration ends with stop, or with the
-// test.
+// openGuest loads a provider as mcp_gateway does. stop unloads it; otherwise it is unloaded when
+// the test ends.
 func openGuest(t testing.TB, name, config string) (provider Provider, stop func(), err error) {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -61,26 +61,26 @@ func TestSecretsAreRead(t *testing.T) { // A75
 		name, text string
 		want, err  string
 	}{
-		{"a variable, whose text is not replaced again", "{env.SECRET_SET}", "hunter2 {env.OTHER}", ""},
+		{"a variable that contains a placeholder", "{env.SECRET_SET}", "hunter2 {env.OTHER}", ""},
 		{"a file", secretFile(t, "hunter2"), "hunter2", ""},
 		{"a file with a newline at its end", secretFile(t, "hunter2\n"), "hunter2", ""},
-		{"a file of another system", secretFile(t, "hunter2\r\n"), "hunter2", ""},
-		{"a variable that is not set", "{env.SECRET_NOT_SET}", "", "{env.SECRET_NOT_SET} is empty"},
-		{"a variable that is empty", "{env.SECRET_EMPTY}", "", "{env.SECRET_EMPTY} is empty"},
+		{"a file with a CRLF at its end", secretFile(t, "hunter2\r\n"), "hunter2", ""},
+		{"an unset variable", "{env.SECRET_NOT_SET}", "", "{env.SECRET_NOT_SET} is empty"},
+		{"an empty variable", "{env.SECRET_EMPTY}", "", "{env.SECRET_EMPTY} is empty"},
 		{"a variable of newlines", "{env.SECRET_NEWLINES}", "", "{env.SECRET_NEWLINES} is empty"},
-		{"a variable with a blank at its end", "{env.SECRET_BLANK}", "",
+		{"a variable with a space at its end", "{env.SECRET_BLANK}", "",
 			"{env.SECRET_BLANK} begins or ends with white space"},
-		{"a file that is not there", "{file./nonexistent/secret}", "", "{file./nonexistent/secret} is empty"},
-		{"a file that is empty", secretFile(t, "\n"), "", "is empty"},
-		{"nothing", "", "", "missing"},
+		{"a missing file", "{file./nonexistent/secret}", "", "{file./nonexistent/secret} is empty"},
+		{"an empty file", secretFile(t, "\n"), "", "is empty"},
+		{"an empty text", "", "", "missing"},
 		{"a secret", "hunter2", "", "write {env.NAME}"},
 		{"a secret before a placeholder", "hunter2{env.SECRET_SET}", "", "write {env.NAME}"},
 		{"a secret after a placeholder", "{env.SECRET_SET}hunter2", "", "write {env.NAME}"},
 		{"two placeholders", "{env.SECRET_SET}{env.SECRET_SET}", "", "write {env.NAME}"},
-		{"a placeholder of something else", "{system.hostname}", "", "write {env.NAME}"},
+		{"an unsupported placeholder", "{system.hostname}", "", "write {env.NAME}"},
 		{"a placeholder of a request", "{http.request.header.hunter2}", "", "write {env.NAME}"},
 		{"a placeholder without a name", "{env.}", "", "write {env.NAME}"},
-		{"a placeholder that does not end", "{env.SECRET_SET", "", "write {env.NAME}"},
+		{"an unclosed placeholder", "{env.SECRET_SET", "", "write {env.NAME}"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -102,11 +102,11 @@ func TestTokenFromCaddyfile(t *testing.T) { // A30, A75
 	tests := []struct{ name, text, want string }{
 		{"a token is hashed", "hunter2", "sha256:" + sha256Hex("hunter2")},
 		{"a hash stays", "sha256:" + sha256Hex("hunter2"), "sha256:" + sha256Hex("hunter2")},
-		{"what only looks like a hash is hashed", "sha256:hunter2", "sha256:" + sha256Hex("sha256:hunter2")},
+		{"a text with the prefix of a hash is hashed", "sha256:hunter2", "sha256:" + sha256Hex("sha256:hunter2")},
 		{"a variable stays", "{env.TOKEN}", "{env.TOKEN}"},
 		{"a file stays", "{file./run/token}", "{file./run/token}"},
-		{"what will be refused stays", "a{env.TOKEN}", "a{env.TOKEN}"},
-		{"nothing stays nothing, so that it is refused", "", ""},
+		{"an invalid placeholder stays", "a{env.TOKEN}", "a{env.TOKEN}"},
+		{"an empty text stays", "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestTokenFromCaddyfile(t *testing.T) { // A30, A75
 	}
 }
 
-func TestSaneIdentity(t *testing.T) { // A75
+func TestCheckIdentity(t *testing.T) { // A75
 	tests := []struct {
 		name, identity string
 		sane           bool
@@ -125,9 +125,9 @@ func TestSaneIdentity(t *testing.T) { // A75
 		{"a name", "alice", true},
 		{"a subject", "CN=alice,O=Example Inc", true},
 		{"another script", "アリス", true},
-		{"the longest, counted in characters", strings.Repeat("ü", 256), true},
-		{"nothing", "", false},
-		{"one too long", strings.Repeat("ü", 257), false},
+		{"256 characters of several bytes", strings.Repeat("ü", 256), true},
+		{"an empty name", "", false},
+		{"257 characters", strings.Repeat("ü", 257), false},
 		{"not UTF-8", "ali\xffce", false},
 		{"a newline", "alice\nbob", false},
 		{"a NUL", "alice\x00", false},

@@ -27,14 +27,14 @@ func init() {
 // or, if it cannot set headers, as params.proxy.authToken of each message. If a request
 // has both, both must be valid and belong to the same client.
 //
-// A token is all that a client needs, so use long random tokens:
+// A client needs nothing but its token, so use long random tokens:
 //
 //	openssl rand -hex 32
 //
 // Keep them out of the configuration: write {env.NAME} for a token in an environment
 // variable, {file./path} for one in a file. A literal token in a Caddyfile, also with {$NAME},
-// is replaced by its SHA-256, so that Caddy's stored configuration does not contain it.
-// A short token can be guessed from its hash. JSON accepts sha256:<hex>, too.
+// is replaced by its SHA-256, so that Caddy's stored configuration does not contain it; but a
+// short token can be guessed from its hash. JSON accepts sha256:<hex>, too.
 //
 // To change a token, add the new one to its client, and remove the old one when it is no
 // longer used.
@@ -42,8 +42,8 @@ type Token struct {
 	// Tokens, at least one. Required.
 	Tokens []ClientToken `json:"tokens,omitempty"`
 
-	known  []knownToken
-	prints fingerprints
+	known        []knownToken
+	fingerprints fingerprints
 }
 
 // ClientToken is a token and its client.
@@ -51,8 +51,8 @@ type ClientToken struct {
 	// Token: {env.NAME}, {file./path} or sha256:<hex>. Required.
 	Token string `json:"token,omitempty"`
 
-	// Client that has the token. A client can have several tokens. Only one token can
-	// be without a client. Default: default
+	// Name of the client that has the token. A client can have several tokens. Only one
+	// token can be without a client. Default: default
 	Client string `json:"client,omitempty"`
 }
 
@@ -75,16 +75,16 @@ func (t *Token) Provision(ctx caddy.Context) error {
 		return err
 	}
 	t.known = make([]knownToken, len(t.Tokens))
-	t.prints = fingerprints{}
+	t.fingerprints = fingerprints{}
 	for i, token := range t.Tokens {
 		sum, length, err := readToken(token.Token)
 		if err != nil {
 			return fmt.Errorf("client %s: token: %w", token.client(), err)
 		}
 		t.known[i] = knownToken{sum, token.client()}
-		t.prints.add(t.known[i].client, sum[:])
-		if length > 0 && length < safeToken {
-			ctx.Logger().Warn(shortToken, zap.String("client", token.client()), zap.Int("characters", length))
+		t.fingerprints.add(t.known[i].client, sum[:])
+		if length > 0 && length < safeTokenLength {
+			ctx.Logger().Warn(shortTokenWarning, zap.String("client", token.client()), zap.Int("characters", length))
 		}
 	}
 	return nil
@@ -98,14 +98,15 @@ func (t *Token) Validate() error {
 	clients := make(map[digest]string, len(t.known))
 	for _, token := range t.known {
 		if client, ok := clients[token.digest]; ok && client != token.client {
-			return sameToken(client, token.client)
+			return duplicateTokenError(client, token.client)
 		}
 		clients[token.digest] = token.client
 	}
 	return nil
 }
 
-// CheckClients validates the clients of tokens. The tokens need not be provisioned.
+// CheckClients validates the names of the clients, and that each token has one client. The tokens
+// need not be provisioned.
 func (t *Token) CheckClients() error {
 	nameless := false
 	clients := make(map[string]string, len(t.Tokens))
@@ -121,14 +122,14 @@ func (t *Token) CheckClients() error {
 			return err
 		}
 		if client, ok := clients[token.Token]; ok && client != token.client() {
-			return sameToken(client, token.client())
+			return duplicateTokenError(client, token.client())
 		}
 		clients[token.Token] = token.client()
 	}
 	return nil
 }
 
-func sameToken(one, other string) error {
+func duplicateTokenError(one, other string) error {
 	return fmt.Errorf("clients %s and %s have the same token", one, other)
 }
 
@@ -161,8 +162,8 @@ func (t *Token) Authenticate(r *Request) (string, error) {
 	return client, nil
 }
 
-// client returns the client of a token. It compares digests in constant time, and always
-// all of them, so that timing reveals nothing about the tokens.
+// client returns the client of a token. It always compares the digest with all others, each
+// in constant time, so that timing reveals nothing about the tokens.
 func (t *Token) client(token string) (string, error) {
 	sum := sha256.Sum256([]byte(token))
 	found := -1
@@ -177,7 +178,7 @@ func (t *Token) client(token string) (string, error) {
 }
 
 // Clients returns the number of clients with a token.
-func (t *Token) Clients() int { return len(t.prints) - 1 } // "" is the fingerprint of all
+func (t *Token) Clients() int { return len(t.fingerprints) - 1 } // "" is the fingerprint of all
 
 // maxTokenMessage limits the size of a message that contains a token.
 const maxTokenMessage = 64 << 10
@@ -191,7 +192,7 @@ func (*Token) BodyNeeded(r *http.Request) int64 {
 }
 
 // FingerprintOf implements SecretHolder.
-func (t *Token) FingerprintOf(client string) string { return t.prints[client] }
+func (t *Token) FingerprintOf(client string) string { return t.fingerprints[client] }
 
 // CredentialHeaders implements Provider.
 func (*Token) CredentialHeaders() []string { return []string{"Authorization"} }

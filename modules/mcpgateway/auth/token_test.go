@@ -20,7 +20,7 @@ const (
 	tokenCarol    = "77aa01c3de5f10"
 )
 
-// tokenRequest is a request with Authorization headers and a token in its message.
+// tokenRequest returns a request with Authorization headers and a token in its message.
 func tokenRequest(proxyToken string, headers ...string) *Request {
 	r := httptest.NewRequest("POST", "/mcp", nil)
 	for _, header := range headers {
@@ -86,32 +86,32 @@ func TestWrongTokens(t *testing.T) { // A30, A75
 	}{
 		{"another token", tokenRequest("", "Bearer hunter2")},
 		{"another token in the message", tokenRequest("hunter2")},
-		{"no token after the scheme", tokenRequest("", "Bearer")},
-		{"a blank after the scheme", tokenRequest("", "Bearer ")},
+		{"only the scheme", tokenRequest("", "Bearer")},
+		{"a space after the scheme", tokenRequest("", "Bearer ")},
 		{"the beginning of a token", tokenRequest("", "Bearer "+tokenAlice[:13])},
 		{"the end of a token", tokenRequest("", "Bearer "+tokenAlice[1:])},
 		{"more than a token", tokenRequest("", "Bearer "+tokenAlice+"0")},
 		{"a token in another case", tokenRequest("", "Bearer "+strings.ToUpper(tokenAlice))},
-		{"one letter is different", tokenRequest("", "Bearer "+tokenAlice[:13]+"4")},
+		{"a token with another last letter", tokenRequest("", "Bearer "+tokenAlice[:13]+"4")},
 		{"a token in quotes", tokenRequest("", `Bearer "`+tokenAlice+`"`)},
-		{"a token twice", tokenRequest("", "Bearer "+tokenAlice+" "+tokenAlice)},
+		{"a repeated token", tokenRequest("", "Bearer "+tokenAlice+" "+tokenAlice)},
 		{"two tokens with a comma", tokenRequest("", "Bearer "+tokenAlice+", Bearer "+tokenAlice)},
 		{"two schemes", tokenRequest("", "Bearer Bearer "+tokenAlice)},
 		{"a parameter", tokenRequest("", "Bearer token="+tokenAlice)},
 		{"a tab before the token", tokenRequest("", "Bearer \t"+tokenAlice)},
 		{"a NUL after the token", tokenRequest("", "Bearer "+tokenAlice+"\x00")},
 		{"the hash of a token", tokenRequest("", "Bearer "+sha256Hex(tokenCarol))},
-		{"the hash of a token as it is configured", tokenRequest("", "Bearer sha256:"+sha256Hex(tokenCarol))},
+		{"the configured hash of a token", tokenRequest("", "Bearer sha256:"+sha256Hex(tokenCarol))},
 		{"the hash of a token in the message", tokenRequest("sha256:" + sha256Hex(tokenCarol))},
 		{"the placeholder of a token", tokenRequest("", "Bearer {env.TOKEN_ALICE}")},
 		{"the placeholder of a token in the message", tokenRequest("{env.TOKEN_ALICE}")},
 		{"the name of a client", tokenRequest("", "Bearer alice")},
 		{"a token in base64", tokenRequest("", "Bearer "+base64.StdEncoding.EncodeToString([]byte(tokenAlice)))},
 		{"a JWT without a signature", tokenRequest("", "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.")},
-		{"a token with a blank in the message", tokenRequest(" " + tokenAlice)},
+		{"a token with a space in the message", tokenRequest(" " + tokenAlice)},
 		{"a token with a newline in the message", tokenRequest(tokenAlice + "\n")},
 		{"a scheme in the message", tokenRequest("Bearer " + tokenAlice)},
-		{"something very long", tokenRequest("", "Bearer "+strings.Repeat(tokenAlice, 10_000))},
+		{"a very long token", tokenRequest("", "Bearer "+strings.Repeat(tokenAlice, 10_000))},
 		{"two good headers", tokenRequest("", "Bearer "+tokenAlice, "Bearer "+tokenAlice)},
 		{"a good header and another scheme", tokenRequest("", "Bearer "+tokenAlice, "Basic YTpi")},
 		{"another scheme and a good header", tokenRequest("", "Basic YTpi", "Bearer "+tokenAlice)},
@@ -129,7 +129,7 @@ func TestWrongTokens(t *testing.T) { // A30, A75
 			}
 			for _, secret := range []string{"hunter2", tokenAlice, tokenAliceNew, tokenBob, tokenCarol} {
 				if strings.Contains(err.Error(), secret) {
-					t.Errorf("the error tells a token: %v", err)
+					t.Errorf("the error contains a token: %v", err)
 				}
 			}
 		})
@@ -150,13 +150,13 @@ func TestFingerprintsOfTokens(t *testing.T) { // A30, A60
 	all, alices, bobs := prints(tokenAlice, tokenBob)
 	if alices == bobs || all == alices || strings.Contains(all+alices+bobs, tokenAlice) ||
 		strings.Contains(alices, sha256Hex(tokenAlice)) {
-		t.Errorf("all %s, of alice %s, of bob %s", all, alices, bobs)
+		t.Errorf("all %s, alice %s, bob %s", all, alices, bobs)
 	}
 	if all2, alices2, bobs2 := prints(tokenAlice, tokenBob); all2 != all || alices2 != alices || bobs2 != bobs {
-		t.Error("the same tokens are others")
+		t.Error("equal tokens have different fingerprints")
 	}
 	if all2, alices2, bobs2 := prints(tokenAlice, tokenCarol); all2 == all || alices2 != alices || bobs2 == bobs {
-		t.Errorf("when that of bob is replaced: all %t, alice %t, bob %t", all2 != all, alices2 != alices, bobs2 != bobs)
+		t.Errorf("changed with bob's token: all %t, alice %t, bob %t", all2 != all, alices2 != alices, bobs2 != bobs)
 	}
 }
 
@@ -181,7 +181,7 @@ func TestTokenCaddyfile(t *testing.T) { // A30, A75
 		{"a variable", "token {env.TOKEN}", `{"tokens":[{"token":"{env.TOKEN}"}]}`},
 		{"a file and a client", "token {file./run/token} alice",
 			`{"tokens":[{"token":"{file./run/token}","client":"alice"}]}`},
-		{"a token that is written out", "token hunter2hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
+		{"a plain token", "token hunter2hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
 		{"a hash", "token " + hunter2 + " alice", `{"tokens":[{"token":"` + hunter2 + `","client":"alice"}]}`},
 		{
 			"a block", "token {\n alice {env.ALICE}\n alice hunter2hunter2\n \"Bob B\" {env.BOB}\n}",
@@ -202,7 +202,7 @@ func TestTokenCaddyfile(t *testing.T) { // A30, A75
 	}
 }
 
-func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
+func TestInvalidTokenConfigurations(t *testing.T) { // A30, A75
 	t.Setenv("TOKEN_ALICE", "hunter2hunter2")
 	t.Setenv("TOKEN_BOB", "hunter2hunter2")
 	caddyfiles := []struct{ name, input, want string }{
@@ -210,15 +210,15 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 		{"an empty block", "token {\n}", `expected "auth token <token> [<client>]"`},
 		{"an empty token", `token ""`, "token: empty"},
 		{"an empty token in a block", "token {\n alice \"\"\n}", "token: empty"},
-		{"a variable as the shell has it", "token $HUNTER2", "is shell syntax; write {env.NAME}"},
-		{"a token with a blank", `token "hunter 2"`, "only letters"},
+		{"a variable in shell syntax", "token $HUNTER2", "is shell syntax; write {env.NAME}"},
+		{"a token with a space", `token "hunter 2"`, "only letters"},
 		{"too many arguments", "token hunter2 alice hunter2", "a token and a client name"},
 		{"a client without a token", "token {\n hunter2\n}", "a client name and its token"},
 		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "a client name and its token"},
 		{"a token and a block", "token hunter2hunter2 {\n alice hunter2\n}", "not both"},
 		{"a block in the block", "token {\n alice hunter2hunter2 {\n  hunter2\n }\n}", "a client name and its token"},
-		{"a token with something beside a placeholder", "token hunter2{env.TOKEN}", "a single {env.NAME}"},
-		{"a placeholder that is not known", "token {vault.hunter2}", "a single {env.NAME}"},
+		{"a token with text next to a placeholder", "token hunter2{env.TOKEN}", "a single {env.NAME}"},
+		{"an unknown placeholder", "token {vault.hunter2}", "a single {env.NAME}"},
 	}
 	for _, tt := range caddyfiles {
 		t.Run(tt.name, func(t *testing.T) {
@@ -231,11 +231,11 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 	configs := []struct{ name, config, want string }{
 		{"no tokens in JSON", `{}`, "tokens: missing"},
 		{"an empty list in JSON", `{"tokens":[]}`, "tokens: missing"},
-		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`,
+		{"a plain token in JSON", `{"tokens":[{"token":"hunter2"}]}`,
 			"client default: token: a secret does not belong"},
 		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`,
 			"client default: token: a secret does not belong"},
-		{"a variable that is not set", `{"tokens":[{"token":"{env.TOKEN_NOT_SET}"}]}`, "{env.TOKEN_NOT_SET} is empty"},
+		{"an unset variable", `{"tokens":[{"token":"{env.TOKEN_NOT_SET}"}]}`, "{env.TOKEN_NOT_SET} is empty"},
 		{"no token in JSON", `{"tokens":[{"client":"alice"}]}`, "client alice: token: missing"},
 		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`,
 			"only one token can be without a client name"},
@@ -245,7 +245,7 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 			"clients alice and bob have the same token",
 		},
 		{
-			"the same token for a client and the one without",
+			"the same token with and without a client",
 			`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"}]}`,
 			"clients alice and default have the same token",
 		},
@@ -255,7 +255,7 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 			"the name of a client cannot be a placeholder"},
 		{"a client that is too long",
 			`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"` + strings.Repeat("a", 257) + `"}]}`, "longer than 256"},
-		{"a member that is not known", `{"tokens":[{"secret":"hunter2"}]}`, "unknown field"},
+		{"an unknown member", `{"tokens":[{"secret":"hunter2"}]}`, "unknown field"},
 	}
 	for _, tt := range configs {
 		t.Run(tt.name, func(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 
 // An adminClient uses the admin API of the running Caddy, or of Caddy in this process.
 type adminClient struct {
-	address, config, adapter, gateway string
+	address, config, adapter, gateway string // values of the flags
 
 	private bool // Caddy runs in this process, see startPrivate
 }
@@ -40,7 +40,7 @@ func (c *adminClient) addFlags(cmd *cobra.Command) {
 // serverPath returns the path of a server in the API.
 func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
 
-// errNotRunning means that no Caddy listens at the admin address.
+// errNotRunning means that nothing listens at the admin address.
 var errNotRunning = errors.New("no Caddy is running")
 
 // request sends a request to the API. It decodes the response into answer unless that is nil.
@@ -61,12 +61,12 @@ func (c *adminClient) request(
 	return nil
 }
 
-// open sends a request to the API, with the gateway of the flags in its query. An error response is
-// an *[adminapi.Error].
+// open sends a request to the API, with the gateway of the flags in its query. It returns error
+// responses as *[adminapi.Error].
 func (c *adminClient) open(
 	ctx context.Context, method, path string, query url.Values, body string,
 ) (*http.Response, error) {
-	client, origin, err := c.dialer()
+	client, origin, err := c.httpClient()
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (c *adminClient) open(
 	r.Header.Set("Content-Type", "application/json")
 	res, err := client.Do(r)
 	if err != nil {
-		return nil, notRunning(err)
+		return nil, requestError(err)
 	}
 	if res.StatusCode >= 400 {
 		defer res.Body.Close()
@@ -94,8 +94,8 @@ func (c *adminClient) open(
 	return res, nil
 }
 
-// dialer returns an HTTP client for the API, and the Origin to send.
-func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
+// httpClient returns an HTTP client that connects to the API, and the Origin to send.
+func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
 	if c.private {
 		transport := &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}
 		return &http.Client{Transport: transport}, "http://" + pipenet.AdminHost, nil
@@ -125,8 +125,8 @@ func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, origin, nil
 }
 
-// notRunning returns the error of a request. It wraps errNotRunning if there was no connection.
-func notRunning(err error) error {
+// requestError returns the error of a request. It wraps errNotRunning if there was no connection.
+func requestError(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		err = failed.Err
 	}
@@ -153,7 +153,8 @@ func readAdminError(res *http.Response) error {
 // errFailed makes a command exit with status 1, after it has printed why.
 var errFailed = errors.New("failed")
 
-// run runs a command until it ends or is interrupted. If Caddy runs in this process, it ends, too.
+// run runs a command until it ends or is interrupted. Then it stops Caddy if that runs in this
+// process.
 func (c *adminClient) run(cmd *cobra.Command, do func(context.Context) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -50,7 +50,7 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 				return err
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
-				if err := admin.reach(ctx); err != nil {
+				if err := admin.ensureRunning(ctx); err != nil {
 					return err
 				}
 				answer, err := admin.call(ctx, &wanted, os.Stderr)
@@ -79,7 +79,7 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 	return cmd
 }
 
-// readArguments reads the arguments of a tool from those of the command.
+// readArguments reads the arguments of a tool from the arguments of the command.
 func readArguments(call *adminapi.ToolCall, args []string, object string, stdin io.Reader) error {
 	call.Arguments, call.Texts = map[string]json.RawMessage{}, map[string]string{}
 	if object != "" {
@@ -226,8 +226,8 @@ type resultPrinter struct {
 	escapeOut, escapeErrOut bool
 }
 
-// print prints a result: text contents as text, others as JSON. It prints an error result to
-// complaints, and returns errFailed.
+// print prints a result: text contents as text, others as JSON. If the tool reported an error, it
+// prints to errOut and returns errFailed.
 func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
 	var result struct {
 		Content    []json.RawMessage `json:"content"`
@@ -261,8 +261,8 @@ func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
 	return nil
 }
 
-// contentTexts returns the contents of a result as they are printed. Structured content is printed
-// only if there is no text, because servers repeat it as text.
+// contentTexts returns the contents of a result as they are printed. It leaves out structured
+// content if there is a text, because servers repeat it as text.
 func contentTexts(contents []json.RawMessage, structured json.RawMessage) (texts []string) {
 	hasText := false
 	for _, raw := range contents {

@@ -33,11 +33,11 @@ func TestReadArguments(t *testing.T) {
 		{"a file", []string{"a=@" + file}, "", "", `{}`, map[string]string{"a": "a file\n"}, ""},
 		{"standard input", []string{"-", "b=2"}, "", `{"a":1}`, `{"a":1}`, map[string]string{"b": "2"}, ""},
 		{"an object", nil, `{"a":1}`, "", `{"a":1}`, nil, ""},
-		{"no pair", []string{"abc"}, "", "", "", nil, `"abc"`},
+		{"not a pair", []string{"abc"}, "", "", "", nil, `"abc"`},
 		{"no key", []string{"=1"}, "", "", "", nil, `"=1"`},
-		{"no JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
+		{"invalid JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
 		{"a missing file", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
-		{"one twice", []string{"a=1", "a:=2"}, "", "", "", nil, "a is given twice"},
+		{"a duplicate argument", []string{"a=1", "a:=2"}, "", "", "", nil, "a is given twice"},
 		{"JSON that is not an object", nil, "[1]", "", "", nil, "--json: not a JSON object"},
 		{"null", nil, "null", "", "", nil, "--json: not a JSON object"},
 		{"standard input that is not an object", []string{"-"}, "", "x", "", nil, "standard input: not a JSON object"},
@@ -73,13 +73,13 @@ func TestPrintResult(t *testing.T) {
 			""},
 		{"structured content with its text", `{"content":[{"type":"text","text":"{}"}],"structuredContent":{}}`, false, false,
 			"{}\n", ""},
-		{"structured content alone", `{"content":[],"structuredContent":{"a":1}}`, false, false, `{"a":1}` + "\n", ""},
+		{"only structured content", `{"content":[],"structuredContent":{"a":1}}`, false, false, `{"a":1}` + "\n", ""},
 		{"raw", `{"content":[{"type":"text","text":"a"}]}`, false, true, `{"content":[{"type":"text","text":"a"}]}` + "\n",
 			""},
 		{"raw on a terminal", `{"content":"` + "\u009b" + `"}`, true, true, `{"content":"\u009b"}` + "\n", ""},
 		{"an error", `{"isError":true,"content":[{"type":"text","text":"no \u001bkey"}]}`, true, false, "",
 			`no \x1bkey` + "\n"},
-		{"nothing", `{"content":[]}`, false, false, "", ""},
+		{"an empty result", `{"content":[]}`, false, false, "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, complaints bytes.Buffer
@@ -104,13 +104,13 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
-// Progress comes before the result, and an error may follow it.
+// The admin API sends progress before a result or an error.
 func TestCallProgress(t *testing.T) {
 	answer := ""
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var asked adminapi.ToolCall
-		if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.Tool != "a::b" || !asked.Progress {
-			t.Errorf("asked %+v: %v", asked, err)
+		var call adminapi.ToolCall
+		if err := json.NewDecoder(r.Body).Decode(&call); err != nil || call.Tool != "a::b" || !call.Progress {
+			t.Errorf("got request %+v: %v", call, err)
 		}
 		_, _ = io.WriteString(w, answer)
 	}))
@@ -121,7 +121,7 @@ func TestCallProgress(t *testing.T) {
 	for _, tt := range []struct{ name, answer, result, err string }{
 		{"a result", progress + `{"result":{"content":[]},"seconds":1}`, `{"content":[]}`, ""},
 		{"an error", progress + `{"error":"no \u001banswer","code":"timeout"}`, "", `no \x1banswer (timeout)`},
-		{"nothing", progress, "", "admin API: EOF"},
+		{"no result", progress, "", "admin API: EOF"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			answer = tt.answer
@@ -132,7 +132,7 @@ func TestCallProgress(t *testing.T) {
 				t.Errorf("got %+v, %v", got, err)
 			}
 			if said.String() != `progress 3/10 half\x1b`+"\nprogress 0.5\n" {
-				t.Errorf("said %q", &said)
+				t.Errorf("printed %q", &said)
 			}
 		})
 	}

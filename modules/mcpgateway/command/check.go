@@ -45,7 +45,7 @@ on the network, and without the rest of the configuration except mcp_store. If n
 it does the same with the Caddyfile in the current directory.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
-				if err := admin.reachForCheck(ctx); err != nil {
+				if err := admin.ensureRunningForCheck(ctx); err != nil {
 					return err
 				}
 				chosen, err := admin.chooseServers(ctx, names)
@@ -61,7 +61,7 @@ it does the same with the Caddyfile in the current directory.`,
 					}
 					run.printStore(store)
 				}
-				results := run.all(ctx, func(ctx context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck {
+				results := run.checkAll(ctx, func(ctx context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck {
 					return admin.check(ctx, s, timeout)
 				})
 				if asJSON {
@@ -88,17 +88,18 @@ it does the same with the Caddyfile in the current directory.`,
 	return cmd
 }
 
-// reachForCheck runs the gateways of the --config file in this process, or else calls reach.
-func (c *adminClient) reachForCheck(ctx context.Context) error {
+// ensureRunningForCheck runs the gateways of the --config file in this process. Without --config it
+// does the same as ensureRunning.
+func (c *adminClient) ensureRunningForCheck(ctx context.Context) error {
 	if c.config != "" {
 		return c.startPrivate(c.config)
 	}
-	return c.reach(ctx)
+	return c.ensureRunning(ctx)
 }
 
-// reach finds the running Caddy. If there is none, it runs the gateways of the configuration file
-// in this process, and says so on standard error.
-func (c *adminClient) reach(ctx context.Context) error {
+// ensureRunning checks that Caddy is running. Otherwise it runs the gateways of the configuration
+// file in this process, and says so on standard error.
+func (c *adminClient) ensureRunning(ctx context.Context) error {
 	err, reason := errNotRunning, "the admin API is disabled"
 	if !c.isAdminOff() {
 		reason = errNotRunning.Error()
@@ -129,8 +130,8 @@ func (c *adminClient) isAdminOff() bool {
 	return err == nil && json.Unmarshal(config, &read) == nil && read.Admin.Disabled
 }
 
-// printFiles prints notes and errors of the files in servers_from, and reports whether one is not
-// used.
+// printFiles prints notes and errors of the files in servers_from. It reports whether the latest
+// content of a file is not used.
 func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
 	var files []adminapi.FileStatus
 	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
@@ -256,8 +257,8 @@ func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.Serv
 // maxChecks is how many servers are checked at the same time.
 const maxChecks = 16
 
-// all checks all servers and returns the results in their order.
-func (r *checkRun) all(
+// checkAll checks all servers and returns the results in their order.
+func (r *checkRun) checkAll(
 	ctx context.Context, check func(context.Context, *adminapi.ServerStatus) adminapi.ServerCheck,
 ) []adminapi.ServerCheck {
 	results := make([]adminapi.ServerCheck, len(r.servers))
@@ -273,11 +274,11 @@ func (r *checkRun) all(
 		})
 	}
 	done := make(chan struct{})
-	var telling sync.WaitGroup
-	telling.Go(func() { r.reportProgress(done) })
+	var reporting sync.WaitGroup
+	reporting.Go(func() { r.reportProgress(done) })
 	running.Wait()
 	close(done)
-	telling.Wait()
+	reporting.Wait()
 	return results
 }
 
@@ -287,7 +288,7 @@ func (r *checkRun) begin(i int) {
 	r.waiting[i] = time.Now()
 }
 
-// end stores a result, and prints all results that are not preceded by an unknown one.
+// end stores a result. It prints all results up to the first that is still unknown.
 func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -299,7 +300,7 @@ func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
 	}
 }
 
-// print prints a result, once.
+// print prints a result unless it is printed already.
 func (r *checkRun) print(i int) {
 	result := r.results[i]
 	if result == nil || r.printed[i] || r.quiet {
@@ -347,12 +348,12 @@ func (r *checkRun) reportProgress(done <-chan struct{}) {
 }
 
 const (
-	quietSeconds    = 2  // no progress before
-	progressSeconds = 10 // between progress lines, except on a terminal
+	quietSeconds    = 2  // how long a check may take until its progress is printed
+	progressSeconds = 10 // between progress lines of a server, except on a terminal
 )
 
-// reportProgressAt prints the servers that take long, on a terminal in one line, elsewhere in a line for
-// each. It also prints the results that wait for these servers.
+// reportProgressAt prints the servers that take long: on a terminal all in one line, elsewhere one
+// per line. It also prints the results that wait for these servers.
 func (r *checkRun) reportProgressAt(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

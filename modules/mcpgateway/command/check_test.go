@@ -22,7 +22,7 @@ func TestPrintCheck(t *testing.T) {
 	}
 	var out bytes.Buffer
 	run := newCheckRun(&out, &out, false, servers)
-	got := run.all(t.Context(),
+	got := run.checkAll(t.Context(),
 		func(_ context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck { return results[s.Name] })
 	if len(got) != 4 || !got[0].Up || got[1].Code != "connect_error" {
 		t.Errorf("got %+v", got)
@@ -101,7 +101,7 @@ func TestPrintServers(t *testing.T) {
 }
 
 func TestPrivateConfig(t *testing.T) {
-	config := adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+
+	config := adapt(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+
 		"}\nexample.com {\nmcp_gateway {\nname two\nmcp_path /two\nserver b {\nmcp_sample\n}\n}\n}\n:80 {\nfile_server\n}")
 	for _, tt := range []struct {
 		name, gateway string
@@ -109,9 +109,9 @@ func TestPrivateConfig(t *testing.T) {
 		err           string
 	}{
 		{"all gateways", "", 2, ""},
-		{"one by its name", "two", 1, ""},
-		{"one by its path", "/two", 1, ""},
-		{"one that is not there", "three", 0, `"three"`},
+		{"a gateway by name", "two", 1, ""},
+		{"a gateway by path", "/two", 1, ""},
+		{"an unknown gateway", "three", 0, `"three"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			made, err := privateConfig(config, tt.gateway)
@@ -122,11 +122,11 @@ func TestPrivateConfig(t *testing.T) {
 				return
 			}
 			if n := strings.Count(string(made), `"handler":"mcp_gateway"`); n != tt.want {
-				t.Errorf("%d gateways: %s", n, made)
+				t.Errorf("%d gateways, want %d: %s", n, tt.want, made)
 			}
 			for _, part := range []string{"file_server", "metrics", "automation", ":443", "example.com"} {
 				if strings.Contains(string(made), part) {
-					t.Errorf("%s is in %s", part, made)
+					t.Errorf("found %s in %s", part, made)
 				}
 			}
 		})

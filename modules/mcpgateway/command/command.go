@@ -11,7 +11,7 @@ import (
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "mcp",
-		Short: "Works with an mcp_gateway: its servers, tools and logins",
+		Short: "Manages the servers, tools and logins of an mcp_gateway",
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.AddCommand(newServersCommand(), newToolsCommand(), newCallCommand(), newCheckCommand(), newImportCommand(),
 				newLoginCommand(), newLogoutCommand())

@@ -23,7 +23,7 @@ import (
 // An object is a JSON object.
 type object = map[string]any
 
-// A wholeConfig is the part of a configuration that commands need.
+// A wholeConfig holds the parts of a configuration that commands need.
 type wholeConfig struct {
 	Logging map[string]json.RawMessage `json:"logging"`
 	Storage json.RawMessage            `json:"storage"`
@@ -35,8 +35,8 @@ type wholeConfig struct {
 	} `json:"apps"`
 }
 
-// withOnly returns a configuration for this process only, with these HTTP servers, the store and
-// the storage.
+// withOnly returns a configuration that has only these HTTP servers and logs, the store and the
+// storage. Its admin endpoint is inside this process.
 func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
 	apps := object{
 		"http": object{"grace_period": "5s", "servers": servers},
@@ -64,7 +64,7 @@ type configuredGateway struct {
 	namedRoutes json.RawMessage // of its HTTP server; the gateway may invoke them
 }
 
-// site returns an HTTP server with only this gateway, for this process only.
+// site returns an HTTP server that has only this gateway, at an address inside this process.
 func (g *configuredGateway) site(address string) object {
 	site := object{
 		"listen":          []string{pipenet.Name + "/" + address},
@@ -137,7 +137,7 @@ func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
 	case len(found) == 0:
 		return nil, fmt.Errorf("no mcp_gateway has the name %q; the names are %s", name, strings.Join(names, ", "))
 	case len(found) > 1 && name != "":
-		return nil, fmt.Errorf("%d mcp_gateway have the name %q", len(found), name)
+		return nil, fmt.Errorf("%d mcp_gateway have the name %q; give them different names", len(found), name)
 	case len(found) > 1:
 		return nil, fmt.Errorf("several mcp_gateway configured; set --gateway to one of: %s", strings.Join(names, ", "))
 	}
@@ -149,12 +149,12 @@ func (g *configuredGateway) hasLogin() bool {
 	return slices.ContainsFunc(g.Servers, func(s *mcpgateway.Server) bool { return s != nil && s.OAuth != nil })
 }
 
-// publish sets the public URL.
+// publish sets public_url.
 func (g *configuredGateway) publish(address string) {
 	g.raw = jsonspan.Spliced(g.raw, jsonspan.Insert(g.raw, slices.Concat([]byte(`"public_url":`), jsonrpc.Quote(address))))
 }
 
-// checkClient returns an error if a client is named that has no rules.
+// checkClient returns an error if the client is not empty and no client block applies to it.
 func (g *configuredGateway) checkClient(client string) error {
 	if client == "" || g.HasRules(client) {
 		return nil
@@ -186,7 +186,8 @@ func (g *configuredGateway) path(server string) (string, error) {
 	return "", unknownName("server", server, names)
 }
 
-// unknownName is the error that a gateway does not have a client or server.
+// unknownName returns the error that a gateway does not have a client or server. kind is client or
+// server.
 func unknownName(kind, name string, known []string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("mcp_gateway has no %s %q; it has no %ss", kind, name, kind)

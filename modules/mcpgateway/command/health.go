@@ -53,7 +53,7 @@ func checkHealth(flags caddycmd.Flags) (int, error) {
 	return caddy.ExitCodeSuccess, nil
 }
 
-// printHealth prints the state of all servers, from the admin API at an address.
+// printHealth prints the state of all servers. It requests them from the admin API at an address.
 func printHealth(w io.Writer, address string) error {
 	res, err := caddycmd.AdminAPIRequest(address, http.MethodGet, "/mcp_gateway/servers", nil, nil)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestCommandHealth(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.Method != http.MethodGet || r.URL.Path != "/mcp_gateway/servers" {
-					t.Errorf("asked %s %s", r.Method, r.URL.Path)
+					t.Errorf("got request %s %s", r.Method, r.URL.Path)
 				}
 				w.WriteHeader(tt.status)
 				io.WriteString(w, tt.body)
@@ -45,11 +45,11 @@ func TestCommandHealth(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nothing listens", func(t *testing.T) {
+	t.Run("no admin API", func(t *testing.T) {
 		admin := httptest.NewServer(nil)
 		admin.Close()
 		if err := printHealth(io.Discard, admin.Listener.Addr().String()); err == nil {
-			t.Error("no error")
+			t.Error("got no error")
 		}
 	})
 }

@@ -12,9 +12,9 @@ func TestImportServers(t *testing.T) {
 		{"a server", `{"mcpServers":{"a":{"url":"https://x.test/mcp"}}}`, "server a https://x.test/mcp\n", "", ""},
 		{"a secret", `{"mcpServers":{"a":{"command":"a","env":{"API_KEY":"s3cret-0123456789"}}}}`, "server a stdio a {\n",
 			"set API_KEY to the value in the file", ""},
-		{"a server that is left out", `{"mcpServers":{"a":{"command":"a","tools":1}}}`, "", "mcp.json:1: a: left out",
+		{"an invalid server", `{"mcpServers":{"a":{"command":"a","tools":1}}}`, "", "mcp.json:1: a: left out",
 			"no servers to import"},
-		{"no JSON", `{`, "", "", "mcp.json:1: not JSON"},
+		{"invalid JSON", `{`, "", "", "mcp.json:1: not JSON"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, notes bytes.Buffer
@@ -27,7 +27,7 @@ func TestImportServers(t *testing.T) {
 				t.Errorf("printed %s", &out)
 			}
 			if !strings.Contains(notes.String(), tt.notes) || (notes.Len() > 0) != (tt.notes != "") {
-				t.Errorf("told %s", &notes)
+				t.Errorf("got notes %s", &notes)
 			}
 		})
 	}

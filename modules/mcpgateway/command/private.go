@@ -20,8 +20,7 @@ import (
 )
 
 // startPrivate runs the gateways of a configuration in this process, for this adminClient only. Of
-// the rest of the configuration only mcp_store runs. Nothing listens on the network, and nothing is
-// logged.
+// the rest of the configuration only mcp_store runs. It neither listens on the network nor logs.
 func (c *adminClient) startPrivate(file string) error {
 	config, from, err := configfile.Load(file, c.adapter)
 	switch {
@@ -34,7 +33,7 @@ func (c *adminClient) startPrivate(file string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	mcpgateway.ForOneCommand()
+	mcpgateway.SetOneCommand()
 	// If the reader of the output disappears, SIGPIPE must not kill this process before its children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := caddy.Load(config, true); err != nil {
@@ -66,13 +65,13 @@ func privateConfig(config []byte, name string) ([]byte, error) {
 	for i, g := range found {
 		servers["mcp"+strconv.Itoa(i)] = g.site(net.JoinHostPort("localhost", strconv.Itoa(unusedPort+i)))
 	}
-	// With another writer, Caddy would print that it logs elsewhere.
+	// With another writer, Caddy would print that it has redirected the default logger.
 	nothing := object{"logs": object{"default": object{"level": "FATAL"}}}
 	return whole.withOnly(servers, nothing)
 }
 
-// unusedPort is the first port of private sites on the network of this process. The command never
-// connects to them.
+// unusedPort is the port of the first private site, on the network inside this process. The command
+// never connects to these sites.
 const unusedPort = 10000
 
 // exitPrivate makes Caddy exit with a status, after the child processes have ended.

@@ -44,7 +44,7 @@ It needs the admin API of the running Caddy.`,
 					return printJSON(os.Stdout, all)
 				}
 				printServers(os.Stdout, all, time.Now())
-				if slices.ContainsFunc(all, untried) {
+				if slices.ContainsFunc(all, isUnused) {
 					fmt.Fprintln(os.Stderr, "idle and unknown servers have not been used yet; caddy mcp check connects to them")
 				}
 				_, err := admin.printFiles(ctx, os.Stderr)
@@ -82,12 +82,12 @@ func printServers(w io.Writer, all []adminapi.ServerStatus, now time.Time) {
 	printTable(w, rows, numbers...)
 }
 
-// untried reports whether the server has not been used yet.
-func untried(s adminapi.ServerStatus) bool {
+// isUnused reports whether the server has not been used yet.
+func isUnused(s adminapi.ServerStatus) bool {
 	return s.State == adminapi.StateUnknown && s.LastError == ""
 }
 
-// kindOf returns the URL or command of a server.
+// kindOf returns the URL or command of a server, for the column kind.
 func kindOf(s *adminapi.ServerStatus) string { return cmp.Or(s.URL, s.Command, "handlers") }
 
 // stateName returns the state of a server, or of its child process if only that is known.
@@ -120,7 +120,7 @@ func problemOf(s *adminapi.ServerStatus) string {
 	return s.LastError
 }
 
-// loginHint is the message that a server requires a login.
+// loginHint returns the message that a server requires a login.
 func loginHint(server string) string { return "login required: caddy mcp login " + server }
 
 // shortDuration formats a duration in its largest unit.

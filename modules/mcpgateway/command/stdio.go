@@ -75,7 +75,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
 
-	mcpgateway.SoleClient(flags.String("client"))
+	mcpgateway.SetSoleClient(flags.String("client"))
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -86,7 +86,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	}
 	err = bridgeStdio(ctx, path, os.Stdin, stdout)
 	if err != nil && ctx.Err() == nil {
-		caddy.Log().Named("mcp_stdio").Error("connection lost", zap.Error(err))
+		caddy.Log().Named("mcp_stdio").Error("connection to the client failed", zap.Error(err))
 	}
 	return exitStdio()
 }
@@ -104,8 +104,8 @@ func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) 
 	return b.Run(ctx, in, out)
 }
 
-// exitStdio makes Caddy exit as usual, so that it waits for child processes. Only its admin API can
-// do that.
+// exitStdio makes Caddy exit as usual, so that it waits for child processes. It uses the admin API,
+// because Caddy exports no function for that.
 func exitStdio() (int, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}}
 	res, err := client.Post("http://"+pipenet.AdminHost+"/stop", "", nil)
@@ -128,7 +128,7 @@ func freeLoopbackAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// stdioConfig reduces a configuration to one gateway, for this process only. It returns the path of
+// stdioConfig reduces a configuration to one gateway inside this process. It returns the path of
 // the gateway, or of one of its servers.
 func stdioConfig(config []byte, gateway, server, client string) (made []byte, path string, err error) {
 	var whole wholeConfig
@@ -176,8 +176,8 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	return made, path, err
 }
 
-// stdioLogging redirects all logs to standard error, except those that are discarded. It excludes
-// the admin endpoint, which is not on the network here.
+// stdioLogging returns a logging configuration with all logs redirected to standard error, except
+// those that are discarded. It excludes the admin endpoint, which is inside this process.
 func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
 	made := map[string]any{"logs": map[string]any{"default": map[string]any{"exclude": []string{adminLogger}}}}
 	for name, raw := range logging {
@@ -226,6 +226,7 @@ func withoutAdmin(log map[string]json.RawMessage) error {
 	return nil
 }
 
+// toStderr returns the configuration of a log, redirected to standard error unless it is discarded.
 func toStderr(raw json.RawMessage) (map[string]json.RawMessage, error) {
 	var log map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &log); err != nil || log == nil {

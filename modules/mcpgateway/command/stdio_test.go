@@ -17,8 +17,8 @@ import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
-// adapted returns a Caddyfile as JSON.
-func adapted(t *testing.T, caddyfile string) []byte {
+// adapt adapts a Caddyfile to JSON.
+func adapt(t *testing.T, caddyfile string) []byte {
 	t.Helper()
 	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
 	if err != nil {
@@ -42,21 +42,21 @@ func TestStdioConfig(t *testing.T) { // A42
 		err             string
 	}{
 		{"the only gateway", ":80 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
-		{"by its name", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "two", "", "/x/y", ""},
-		{"in a subroute", ":80 {\nhandle /a/* {\n" + gatewayTwo + "}\n}", "", "", "/x/y", ""},
-		{"the same one in two sites", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
+		{"a gateway by name", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "two", "", "/x/y", ""},
+		{"a gateway in a subroute", ":80 {\nhandle /a/* {\n" + gatewayTwo + "}\n}", "", "", "/x/y", ""},
+		{"the same gateway in two sites", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
 		{"one server", ":80 {\n" + gatewayTwo + "}", "", "sample", "/x/y/sample", ""},
-		{"one server by an alias", ":80 {\n" + gatewayOne + "}", "one", "other", "/mcp/other", ""},
-		{"none", ":80 {\nrespond hello\n}", "", "", "", "no mcp_gateway configured"},
-		{"several", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "",
+		{"a server by an alias", ":80 {\n" + gatewayOne + "}", "one", "other", "/mcp/other", ""},
+		{"no gateway", ":80 {\nrespond hello\n}", "", "", "", "no mcp_gateway configured"},
+		{"several gateways", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "",
 			"set --gateway to one of: one, two"},
-		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "",
+		{"an unknown gateway", ":80 {\n" + gatewayOne + "}", "three", "", "",
 			`no mcp_gateway has the name "three"; the names are one`},
 		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third"; it has sample, second`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config, path, err := stdioConfig(adapted(t, tt.caddyfile), tt.gateway, tt.server, "")
+			config, path, err := stdioConfig(adapt(t, tt.caddyfile), tt.gateway, tt.server, "")
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got %v", err)
@@ -83,7 +83,7 @@ func parsedConfig(t *testing.T, config []byte) *caddy.Config {
 }
 
 func TestStdioConfigListensNowhere(t *testing.T) {
-	config, _, err := stdioConfig(adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}"), "", "", "")
+	config, _, err := stdioConfig(adapt(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}"), "", "", "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,27 +101,27 @@ func TestStdioConfigListensNowhere(t *testing.T) {
 	}
 	for _, s := range made.Apps["http"].Servers {
 		if len(s.Listen) != 1 || !strings.HasPrefix(s.Listen[0], pipenet.Name+"/") {
-			t.Errorf("it listens at %s", s.Listen)
+			t.Errorf("the site listens at %s", s.Listen)
 		}
 	}
 	if _, has := made.Apps["pki"]; has || len(made.Apps["http"].Servers) != 1 {
-		t.Errorf("there is more than the gateway: %s", config)
+		t.Errorf("the configuration has more than the gateway: %s", config)
 	}
 }
 
-// Browsers need an address for the login pages. Nothing else is served there.
+// A loopback address serves the login pages for browsers, and nothing else.
 func TestStdioHasAnAddressForLogins(t *testing.T) {
 	const oauth = "session_key {$KEY:0123456789abcdef0123456789abcdef}\nserver a https://a.example.com/mcp {\noauth\n}\n"
 	for _, tt := range []struct {
 		name, settings string
 		listens        bool
 	}{
-		{"no server wants a login", "server sample {\nmcp_sample\n}\n", false},
-		{"a server wants one", oauth, true},
-		{"the login is at another Caddy", "public_url https://mcp.example.com\n" + oauth, false},
+		{"no server with a login", "server sample {\nmcp_sample\n}\n", false},
+		{"a server with a login", oauth, true},
+		{"a login at another Caddy", "public_url https://mcp.example.com\n" + oauth, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\nmcp_path /tools\n"+tt.settings+"}\n}"), "", "", "")
+			config, _, err := stdioConfig(adapt(t, ":80 {\nmcp_gateway {\nmcp_path /tools\n"+tt.settings+"}\n}"), "", "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -154,11 +154,11 @@ func TestStdioHasAnAddressForLogins(t *testing.T) {
 			}
 			route := site.Routes[0]
 			if !strings.HasPrefix(site.Listen[0], "127.0.0.1:") || route.Match[0].Path[0] != "/tools/oauth/*" {
-				t.Errorf("it serves %s at %s", route.Match, site.Listen)
+				t.Errorf("the site serves %s at %s", route.Match, site.Listen)
 			}
 			inside := made.Apps.HTTP.Servers["mcp_stdio"].Routes[0].Handle[0]
 			if inside.PublicURL != "http://"+site.Listen[0] || inside.SessionKey == "" || route.Handle[0] != inside {
-				t.Errorf("the gateway: %+v", inside)
+				t.Errorf("got gateway %+v", inside)
 			}
 			if err := caddy.Validate(parsedConfig(t, config)); err != nil {
 				t.Error(err)
@@ -173,12 +173,12 @@ func TestStdioKnowsItsClients(t *testing.T) { // A42, A57
 	for _, tt := range []struct{ name, client, more, err string }{
 		{"no client", "", "", ""},
 		{"a client", "cline", "", ""},
-		{"a client by another name", "line", "", ""},
+		{"a client by a matching name", "line", "", ""},
 		{"an unknown client", "clnie", "", `no client "clnie"; it has cline`},
 		{"a client that matches a pattern", "clnie", "client c* {\ndeny sample::x\n}\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, _, err := stdioConfig(adapted(t, fmt.Sprintf(caddyfile, tt.more)), "", "", tt.client)
+			_, _, err := stdioConfig(adapt(t, fmt.Sprintf(caddyfile, tt.more)), "", "", tt.client)
 			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
 				t.Errorf("got %v", err)
 			}
@@ -191,7 +191,7 @@ func TestStdioNeedsNoSecrets(t *testing.T) { // A42
 		"auth token {env.STDIO_NOT_SET} ann\n", "client ann {\ntoken {env.STDIO_NOT_SET}\n}\n",
 		"auth hmac {\nclient ann {env.STDIO_NOT_SET}\n}\n", "session_key {env.STDIO_NOT_SET}\n",
 	} {
-		config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\n"+text+"server sample {\nmcp_sample\n}\n}\n}"), "",
+		config, _, err := stdioConfig(adapt(t, ":80 {\nmcp_gateway {\n"+text+"server sample {\nmcp_sample\n}\n}\n}"), "",
 			"", "")
 		if err != nil {
 			t.Fatal(err)
@@ -209,7 +209,7 @@ func TestStdioLogging(t *testing.T) { // A42
 		caddyfile string
 		want      string
 	}{
-		{"none", site, `{"logs":{"default":{"exclude":["admin"]}}}`},
+		{"no logging", site, `{"logs":{"default":{"exclude":["admin"]}}}`},
 		{"a level", "{\ndebug\n}" + site,
 			`{"logs":{"default":{"exclude":["admin"],"level":"DEBUG","writer":{"output":"stderr"}}}}`},
 		{"stdout", "{\nlog {\noutput stdout\nformat json\nlevel WARN\n}\n}" + site,
@@ -221,12 +221,12 @@ func TestStdioLogging(t *testing.T) { // A42
 			`{"logs":{"default":{"exclude":["http.log","admin"],"writer":{"output":"stderr"}}}}`},
 		{"one logger", "{\nlog {\ninclude http.log\n}\n}" + site,
 			`{"logs":{"default":{"include":["http.log"],"writer":{"output":"stderr"}}}}`},
-		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site,
+		{"a discarded log", "{\nlog {\noutput discard\n}\n}" + site,
 			`{"logs":{"default":{"exclude":["admin"],"writer":{"output":"discard"}}}}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			config, _, err := stdioConfig(adapted(t, tt.caddyfile), "", "", "")
+			config, _, err := stdioConfig(adapt(t, tt.caddyfile), "", "", "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +249,7 @@ func TestStdioLogging(t *testing.T) { // A42
 }
 
 func TestStdioServes(t *testing.T) { // A42
-	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample",
+	config, path, err := stdioConfig(adapt(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample",
 		"")
 	if err != nil {
 		t.Fatal(err)

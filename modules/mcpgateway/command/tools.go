@@ -86,7 +86,7 @@ It needs the admin API of the running Caddy.`,
 	return cmd
 }
 
-// selectBy keeps the items whose name matches a pattern.
+// selectBy removes all items whose name does not match a pattern.
 func selectBy(l *adminapi.ToolListing, pattern string) {
 	fits := func(name string) bool {
 		if !strings.Contains(pattern, "*") {
@@ -177,7 +177,7 @@ func printDecisions(w io.Writer, l *adminapi.ToolListing, several bool) {
 	fmt.Fprintf(w, "%d denied\n", counts["deny"])
 }
 
-// usersOf returns the client blocks that may call a tool.
+// usersOf returns the names of the client blocks that may call a tool, as text.
 func usersOf(t *adminapi.ToolStatus) string {
 	switch {
 	case t.Clients == nil, t.AllClients:

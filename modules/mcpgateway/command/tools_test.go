@@ -42,7 +42,7 @@ func TestPrintTools(t *testing.T) {
 			"",
 			"server  name  tokens  clients\na       x          9  all\na       y          9  ann, bob\na       z          9  " +
 				"none\n3 tools: 27 tokens\n", ""},
-		{"two gateways, one of which does not answer",
+		{"two gateways, one of them with a failed server",
 			`{"tools":[{"gateway":"g","server":"a","name":"x\u001b[2J","tokens":9}],
 				"failed":[{"gateway":"h","server":"b","code":"timeout","error":"no\u001b[2J answer"}]}`, "",
 			"gateway  server  name      tokens\ng        a       x\\x1b[2J       9\n1 tool: 9 tokens\n",
@@ -102,7 +102,7 @@ func TestPrintDecisions(t *testing.T) {
 		{"a server", "web::*",
 			"server  kind      name         action  rule\nweb     template  x\\x1b://{y}  deny    default deny\n" +
 				"0 tools, 1 template: 0 allowed, 1 denied\n"},
-		{"nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
+		{"a pattern that matches nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var all adminapi.ToolListing
@@ -157,11 +157,11 @@ func TestCommandTools(t *testing.T) {
 		{[]string{"--gateway", "/x", "--client", "ann"}, "GET /mcp_gateway/tools?client=ann&gateway=%2Fx"},
 	} {
 		if err := run(tt.args...); err != nil || asked != tt.want {
-			t.Errorf("%q: asked %s: %v", tt.args, asked, err)
+			t.Errorf("%q: got request %s: %v", tt.args, asked, err)
 		}
 	}
 	if err := run("extra", "more"); err == nil {
-		t.Error("it takes two arguments")
+		t.Error("two arguments are accepted")
 	}
 	if err := run("--why"); err == nil || !strings.Contains(err.Error(), "--why needs --client") {
 		t.Errorf("without a client: %v", err)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// An attempt is the response to a request with a token. It drops a response that requires another
-// token, and forwards all others.
+// An attempt receives the response to a request with a token. It discards a response that requires
+// another token, and forwards all others.
 type attempt struct {
 	w      http.ResponseWriter
 	header http.Header
@@ -26,7 +26,8 @@ func (a *attempt) refused() bool {
 	return false
 }
 
-// Header returns a header of its own until the response is known to be forwarded.
+// Header returns the header of w once the response is forwarded. Until then, and if the response is
+// discarded, it returns a header of its own.
 func (a *attempt) Header() http.Header {
 	switch {
 	case a.status != 0 && !a.refused():

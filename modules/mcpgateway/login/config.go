@@ -34,10 +34,10 @@ const (
 	jwtBearer         = "jwt_bearer"
 )
 
-// Config says how the gateway logs in to a server.
+// Config configures how the gateway logs in to a server.
 type Config struct {
-	// The account to use. per_client is one login for each client, which must be authenticated.
-	// exchange exchanges the bearer token that the client sent to the gateway for a token of the
+	// Whose login to use. With per_client, each client has its own login and must be authenticated.
+	// With exchange, the gateway exchanges the bearer token that the client sent for a token of the
 	// server (RFC 8693). Default: one login by the operator, which all clients share
 	Account string `json:"account,omitempty"`
 
@@ -46,7 +46,7 @@ type Config struct {
 	// dynamic registration
 	ClientID string `json:"client_id,omitempty"`
 
-	// The secret of the client ID. Default: none
+	// The secret of the client ID, such as {env.SECRET}. Default: none
 	ClientSecret string `json:"client_secret,omitempty"`
 
 	// A PEM file with the private key of the client ID, for private_key_jwt. Default: none
@@ -63,15 +63,15 @@ type Config struct {
 	// read for each token request. Default: none
 	Assertion string `json:"assertion,omitempty"`
 
-	// The issuer of the authorization server. It overrides the one that the server names. Default: the
-	// one that the server names
+	// The issuer of the authorization server, if not the one that the server names. Default: the one
+	// that the server names
 	Issuer string `json:"issuer,omitempty"`
 
 	// Hosts of authorization servers and metadata that may use plain HTTP or addresses that are not
 	// public. * matches any characters. Default: none
 	TrustedHosts []string `json:"trusted_hosts,omitempty"`
 
-	// The URL of the MCP server at the authorization server. Default: the URL of the server
+	// The URL by which the authorization server knows the MCP server. Default: the URL of the server
 	Resource string `json:"resource,omitempty"`
 }
 
@@ -109,6 +109,7 @@ func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, o.check, "scopes", "trusted_hosts")
 }
 
+// check validates the configuration. Its errors start with oauth.
 func (o *Config) check() error {
 	if err := o.Validate(); err != nil {
 		return fmt.Errorf("oauth: %w", err)

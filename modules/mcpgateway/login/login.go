@@ -30,11 +30,10 @@ type Login struct {
 	announced atomic.Bool // the required login has been logged
 }
 
-// Await implements [gateway.Login]. It also polls, because the login may be finished in another
-// process.
+// Await implements [upstream.Login].
 func (l *Login) Await(ctx context.Context, client string) bool {
 	account := l.oauth.Account(l.accountOf(client))
-	ticker := time.NewTicker(lookInterval)
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
 		changed := loginChanges.next()
@@ -51,7 +50,8 @@ func (l *Login) Await(ctx context.Context, client string) bool {
 	}
 }
 
-const lookInterval = 2 * time.Second
+// pollInterval is how often Await checks whether another process has finished the login.
+const pollInterval = 2 * time.Second
 
 // accountOf returns the account of a client.
 func (l *Login) accountOf(client string) string {
@@ -116,8 +116,8 @@ func (l *Login) Serve(
 	return jsonrpc.LoginFailed(l.server, err.Error())
 }
 
-// maxTries is how often a request is sent: with the current token, with a new one, and once more if
-// that one expires on the way.
+// maxTries is how often a request is sent at most: with the current token, with a new one, and once
+// more if the new one expires in between.
 const maxTries = 3
 
 // token returns the token for a request, or "" if there is none.
@@ -132,7 +132,8 @@ func (l *Login) token(r *http.Request, account *oauth.Account) (string, error) {
 	return account.Token(r.Context())
 }
 
-// serveUnidentified calls next for a request without an account, such as a health check.
+// serveUnidentified calls next, without a token, for a request of an unidentified client, such as a
+// health check.
 func (l *Login) serveUnidentified(
 	w http.ResponseWriter, r *http.Request, next func(http.ResponseWriter, *http.Request) error,
 ) error {
@@ -144,9 +145,9 @@ func (l *Login) serveUnidentified(
 	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s requires an authenticated client", l.account))
 }
 
-// withToken returns a copy of r with a token. r itself is not changed, because requests to other
-// servers are derived from it. The groups of routes that have run are copied, because the routes
-// run again.
+// withToken returns a copy of r with a token. r must not change, because requests to other servers
+// are derived from it. withToken also copies the set of route groups that have run, because the
+// routes may run again.
 func withToken(r *http.Request, token string) *http.Request {
 	ctx := r.Context()
 	if groups, ok := ctx.Value(routeGroups).(map[string]struct{}); ok {
@@ -186,8 +187,8 @@ func Subject(ctx context.Context) string {
 // Exchanges reports whether the login exchanges the tokens of clients.
 func (l *Login) Exchanges() bool { return l.account == exchange }
 
-// elicitation returns how the client that sent r can log in, or nil if it cannot. Only clients on this
-// machine can do the login of the operator.
+// elicitation returns a request to the client that sent r to log in, or nil if the client cannot.
+// Only clients on this machine can do the operator's login.
 func (l *Login) elicitation(r *http.Request, client string) *jsonrpc.URLElicitation {
 	if l.account == "" && !l.pages.IsLocal(r) {
 		return nil
@@ -198,8 +199,8 @@ func (l *Login) elicitation(r *http.Request, client string) *jsonrpc.URLElicitat
 	}
 }
 
-// finished runs when the login of an account has changed.
-func (l *Login) finished(account string) {
+// notifyChanged reports that the login of an account has changed.
+func (l *Login) notifyChanged(account string) {
 	l.reset(account)
 	l.pages.Changed(l.server, account, l.account == "")
 }
@@ -252,6 +253,6 @@ func (l *Login) Logout(ctx context.Context, client string) error {
 	err := l.oauth.Account(account).Logout(ctx)
 	l.pages.Logger.Info("logged out of MCP server",
 		zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
-	l.finished(account)
+	l.notifyChanged(account)
 	return err
 }

@@ -31,8 +31,8 @@ type site struct {
 	pages *Pages
 	login *Login
 
-	replicas []*Pages     // get the requests in turn; empty for one
-	requests atomic.Int32 // to them
+	replicas []*Pages     // serve the requests in turn; empty without replicas
+	requests atomic.Int32 // number of requests to replicas
 
 	mu      sync.Mutex
 	tokens  []string // received by the server
@@ -71,7 +71,7 @@ func newSite(t *testing.T, o Config) *site {
 	return s
 }
 
-// ServeHTTP serves as gateway, server and authorization server.
+// ServeHTTP acts as gateway, server and authorization server.
 func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
 	w.Header().Set("Content-Type", "application/json")
@@ -128,7 +128,7 @@ func (s *site) send(method, client string) (*httptest.ResponseRecorder, error) {
 		return nil
 	})
 	if got := r.Header.Get("Authorization"); got != "Bearer of the client" {
-		panic("the request of the client has changed: " + got)
+		panic("the client's request was changed: " + got)
 	}
 	return w, err
 }
@@ -139,7 +139,7 @@ func (s *site) loginAddress(t *testing.T, client string) string {
 	_, err := s.call(client)
 	failure, ok := errors.AsType[*jsonrpc.Failure](err)
 	if !ok || failure.Data.Symbol != "login_required" || len(failure.Data.Elicitations) != 1 {
-		t.Fatalf("no login is required: %v", err)
+		t.Fatalf("want login_required, got %v", err)
 	}
 	return failure.Data.Elicitations[0].URL
 }
@@ -174,7 +174,7 @@ func get(address string) *http.Request {
 	return r
 }
 
-// submit presses the button of the page at an address.
+// submit returns the request of the form on a page.
 func submit(address, page string) *http.Request {
 	found := ticketField.FindStringSubmatch(page)
 	if found == nil {
@@ -191,7 +191,7 @@ func TestLogin(t *testing.T) {
 	b := newBrowser()
 	status, page := b.open(t, get(address))
 	if status != http.StatusOK || !strings.Contains(page, "Log in to files") {
-		t.Fatalf("the page: %d %s", status, page)
+		t.Fatalf("login page: %d %s", status, page)
 	}
 	if status, page = b.open(t, submit(address, page)); status != http.StatusOK ||
 		!strings.Contains(page, "Logged in to files") {
@@ -202,13 +202,13 @@ func TestLogin(t *testing.T) {
 		t.Errorf("after the login: %v, %q, %v", err, w.Body, w.Header())
 	}
 	if len(s.changed) != 1 {
-		t.Errorf("changes announced: %q", s.changed)
+		t.Errorf("announced changes %q, want 1", s.changed)
 	}
 	if got := s.login.Status(t.Context()); got.State != "logged_in" || got.URL != "" || got.Issuer != s.URL {
 		t.Errorf("status: %+v", got)
 	}
 	if err := s.login.Logout(t.Context(), "ann"); err == nil || s.login.Status(t.Context()).State != "logged_in" {
-		t.Errorf("the logout of one client ended the login of all: %v", err)
+		t.Errorf("a client ended the login of all clients: %v", err)
 	}
 	if err := s.login.Logout(t.Context(), ""); err != nil {
 		t.Fatal(err)
@@ -219,19 +219,19 @@ func TestLogin(t *testing.T) {
 	s.loginAddress(t, "")
 }
 
-// A server is not contacted again and again while a login is required.
-func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
+// While a login is required, the server gets no further requests.
+func TestNoRequestsBeforeTheLogin(t *testing.T) {
 	s := newSite(t, Config{})
 	for range 10 {
 		s.loginAddress(t, "")
 	}
 	if len(s.tokens) != 1 {
-		t.Errorf("the server got %d requests", len(s.tokens))
+		t.Errorf("the server got %d requests, want 1", len(s.tokens))
 	}
 }
 
-// Some servers refuse streams. Calls still work.
-func TestStreamThatIsRefusedConcernsNoCalls(t *testing.T) {
+// A refused stream does not end the login: some servers refuse all streams.
+func TestRefusedStreamKeepsTheLogin(t *testing.T) {
 	s := newSite(t, Config{})
 	s.accepts = ""
 	if _, err := s.call(""); err != nil {
@@ -274,11 +274,11 @@ func TestLoginIsRefused(t *testing.T) {
 		"no ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login"))
 		}},
-		"a ticket that was changed": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+		"a changed ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			return newBrowser().open(t, get(s.pages.loginAddress(s.URL, "files", "")+"x"))
 		}},
-		"a state in place of a ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
-			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login?ticket="+s.pages.sealed("state", ticket{})))
+		"a state instead of a ticket": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+			return newBrowser().open(t, get(s.URL+"/mcp/oauth/login?ticket="+s.pages.seal("state", ticket{})))
 		}},
 		"a ticket of another gateway": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			other := NewPages(Pages{Gateway: "other", Path: s.pages.Path}, []byte(testKey))
@@ -311,7 +311,7 @@ func TestLoginIsRefused(t *testing.T) {
 			other.open(t, get(address))
 			return other.open(t, get(last))
 		}},
-		"it is finished twice": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+		"a second callback": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			b, address, page := start(s, t)
 			last := callback(s, t, b, address, page)
 			if status, text := b.open(t, get(last)); status != http.StatusOK {
@@ -320,10 +320,10 @@ func TestLoginIsRefused(t *testing.T) {
 			s.login.Logout(t.Context(), "ann") //nolint:errcheck // the second time must not log in again
 			return b.open(t, get(last))
 		}},
-		"a state that is made up": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+		"an invented state": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			return newBrowser().open(t, get(s.URL+"/mcp/oauth/callback?code=c&state=abc"))
 		}},
-		"the person has declined": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
+		"a login that the user declined": {http.StatusBadRequest, func(s *site, t *testing.T) (int, string) {
 			b, address, page := start(s, t)
 			last := callback(s, t, b, address, page)
 			return b.open(t, get(strings.Replace(last, "code=c", "error=access_denied", 1)))
@@ -334,7 +334,7 @@ func TestLoginIsRefused(t *testing.T) {
 			s := newSite(t, Config{Account: perClient})
 			status, text := tt.open(s, t)
 			if status != tt.wants {
-				t.Errorf("status %d, wants %d: %s", status, tt.wants, text)
+				t.Errorf("status %d, want %d: %s", status, tt.wants, text)
 			}
 			if !s.login.oauth.Account("ann").LoginRequired(t.Context()) {
 				t.Error("the client is logged in")
@@ -343,8 +343,8 @@ func TestLoginIsRefused(t *testing.T) {
 	}
 }
 
-// A host of the same domain can set cookies, but none with the prefix __Host-.
-func TestCookieIsOfThisHost(t *testing.T) {
+// Another host of the domain can set cookies, but not with the prefix __Host-.
+func TestCookie(t *testing.T) {
 	for base, wants := range map[string]string{
 		"http://localhost:8080":   "mcp_login= Path=/mcp/oauth/ Max-Age=3600 HttpOnly SameSite=Lax",
 		"https://mcp.example.com": "__Host-mcp_login= Path=/ Max-Age=3600 HttpOnly Secure SameSite=Lax",
@@ -355,7 +355,7 @@ func TestCookieIsOfThisHost(t *testing.T) {
 		s.pages.ServeHTTP(w, httptest.NewRequest(http.MethodGet, s.pages.loginAddress("", "files", ""), nil))
 		got := regexp.MustCompile("=[A-Z2-7]{26};").ReplaceAllString(w.Header().Get("Set-Cookie"), "=;")
 		if got = strings.ReplaceAll(got, ";", ""); got != wants {
-			t.Errorf("%s: %q, wants %q", base, got, wants)
+			t.Errorf("%s: %q, want %q", base, got, wants)
 		}
 	}
 }
@@ -374,7 +374,7 @@ func TestClientsHaveTheirOwnLogins(t *testing.T) {
 	s.loginAddress(t, "bob")
 	_, err := s.call("")
 	if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Data.Symbol != "login_failed" {
-		t.Errorf("a client that is not identified: %v", err)
+		t.Errorf("an anonymous client: %v", err)
 	}
 }
 
@@ -387,16 +387,16 @@ func TestAwait(t *testing.T) {
 	_, page := b.open(t, get(address))
 	b.open(t, submit(address, page))
 	if !<-waiting {
-		t.Error("the login was not noticed")
+		t.Error("Await did not report the login")
 	}
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if s.login.Await(canceled, "bob") {
-		t.Error("bob has not logged in")
+		t.Error("Await reports a login of bob")
 	}
 }
 
-// Authorization servers that support it fetch the metadata document.
+// Some authorization servers fetch the client's metadata document.
 func TestClientDocument(t *testing.T) {
 	s := newSite(t, Config{})
 	_, text := newBrowser().open(t, get(s.URL+"/mcp/oauth/client.json"))
@@ -421,9 +421,9 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 	}{
 		"success":                     {http.StatusOK, "", false},
 		"no token":                    {http.StatusUnauthorized, "Bearer", true},
-		"a scope is missing":          {http.StatusForbidden, `Bearer error="insufficient_scope", scope="write"`, true},
+		"a missing scope":             {http.StatusForbidden, `Bearer error="insufficient_scope", scope="write"`, true},
 		"forbidden for other reasons": {http.StatusForbidden, "", false},
-		"a session is not known":      {http.StatusNotFound, "", false},
+		"an unknown session":          {http.StatusNotFound, "", false},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -441,7 +441,7 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			if a.refused() != tt.held || (w.Body.Len() == 0) != tt.held || w.Flushed == tt.held {
-				t.Errorf("held back: %v, body %q, flushed %v", a.refused(), w.Body, w.Flushed)
+				t.Errorf("refused %v, body %q, flushed %v", a.refused(), w.Body, w.Flushed)
 			}
 			if !tt.held && (w.Code != tt.status || w.Header().Get("X-Before") != "1") {
 				t.Errorf("got %d %v", w.Code, w.Header())
@@ -450,7 +450,7 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 	}
 }
 
-func TestConfigurationIsRefused(t *testing.T) {
+func TestInvalidConfigurations(t *testing.T) {
 	for wants, o := range map[string]Config{
 		"must be per_client or exchange":     {Account: "each"},
 		"jwt_bearer needs assertion":         {Grant: jwtBearer, ClientID: "me"},
@@ -466,7 +466,7 @@ func TestConfigurationIsRefused(t *testing.T) {
 		`issuer: "here" is not a URL`:        {Issuer: "here"},
 	} {
 		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), wants) {
-			t.Errorf("%+v: %v, wants %q", o, err, wants)
+			t.Errorf("%+v: %v, want %q", o, err, wants)
 		}
 	}
 	for wants, o := range map[string]Config{
@@ -476,7 +476,7 @@ func TestConfigurationIsRefused(t *testing.T) {
 		"client_secret":                  {Resource: "https://a/", ClientSecret: "{env.NOT_SET_IN_THIS_TEST}"},
 	} {
 		if _, err := o.config(); err == nil || !strings.Contains(err.Error(), wants) {
-			t.Errorf("%+v: %v, wants %q", o, err, wants)
+			t.Errorf("%+v: %v, want %q", o, err, wants)
 		}
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// failures are recent failures by account. While one is recent, the server is not contacted again.
+// failures holds recent failures by account. While a failure is recent, the gateway does not send
+// the same token to the server again.
 type failures struct {
 	mu    sync.Mutex
 	known *simplelru.LRU[string, failure]
@@ -22,7 +23,7 @@ type failure struct {
 }
 
 const (
-	// failurePause is how long a failure is recent.
+	// failurePause is how long a failure counts as recent.
 	failurePause = 5 * time.Second
 	// maxFailures is the maximum number of accounts with a failure.
 	maxFailures = 10_000
@@ -53,20 +54,21 @@ func (f *failures) forget(account string) {
 	f.known.Remove(account)
 }
 
-// usedStates are the states of finished logins in this process.
-var usedStates states
+// usedStates holds the states of finished logins in this process.
+var usedStates stateSet
 
-// states are IDs of used states.
-type states struct {
+// A stateSet is a set of IDs of states.
+type stateSet struct {
 	mu   sync.Mutex
 	used *simplelru.LRU[string, struct{}]
 }
 
-// maxStates limits the number of IDs. The authorization server also accepts a code only once.
+// maxStates limits the number of IDs. If an ID is dropped, the authorization server still accepts
+// the code only once.
 const maxStates = 100_000
 
 // add adds an ID and reports whether it is new.
-func (s *states) add(id string) bool {
+func (s *stateSet) add(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used == nil {

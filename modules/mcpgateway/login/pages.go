@@ -31,11 +31,12 @@ const Segment = "oauth"
 // sealed, and so is the state of a login in progress. A state is valid once, for 15 minutes, and
 // only in the browser that started the login.
 type Pages struct {
-	Gateway string // tickets and states are valid at this gateway only
+	Gateway string // identifies the gateway; tickets and states are valid only there
 	Path    string // escaped path of the pages, without a trailing slash
 	Logger  *zap.Logger
 
-	// Base returns the scheme and host of the gateway as the sender of r reaches it. r may be nil.
+	// Base returns the scheme and host under which the client that sent r reaches the gateway. If r is
+	// nil, they are for a browser of the operator.
 	Base func(r *http.Request) string
 
 	// Published reports whether authorization servers can fetch the client-ID metadata document at
@@ -45,15 +46,16 @@ type Pages struct {
 	// IsLocal reports whether the client that sent r is on this machine.
 	IsLocal func(r *http.Request) bool
 
-	// User returns the account of the sender of r if Caddy has authenticated the user, or "".
+	// User returns the account of the user that sent r if Caddy has authenticated the user, or "".
 	User func(r *http.Request) string
 
-	// Changed is called when the login of an account has changed. If it is shared, all clients use it.
+	// Changed is called when the login of an account has changed. shared reports whether all clients
+	// use that login.
 	Changed func(server, account string, shared bool)
 
-	// ClaimState reports whether a state is used for the first time on all replicas, and remembers it for a
-	// while. It is nil without other replicas.
-	ClaimState func(ctx context.Context, state string, good time.Duration) (bool, error)
+	// ClaimState reports whether no replica has used a state yet, and records its use for the time
+	// ttl. It is nil without other replicas.
+	ClaimState func(ctx context.Context, state string, ttl time.Duration) (bool, error)
 
 	// Count is called when a login has finished, CountToken after a token request.
 	Count      func(server string, err error)
@@ -128,10 +130,11 @@ type state struct {
 // loginAddress returns the URL of the login page of a server.
 func (p *Pages) loginAddress(base, server, account string) string {
 	t := ticket{server, account, time.Now().Add(ticketTime)}
-	return base + p.Path + loginPath + "?ticket=" + p.sealed("ticket", t)
+	return base + p.Path + loginPath + "?ticket=" + p.seal("ticket", t)
 }
 
-func (p *Pages) sealed(purpose string, v any) string {
+// seal returns v encoded and sealed for a purpose.
+func (p *Pages) seal(purpose string, v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // cannot happen: strings and times only
@@ -139,8 +142,8 @@ func (p *Pages) sealed(purpose string, v any) string {
 	return p.sealer.Seal(purpose, text)
 }
 
-// open opens a text that sealed returned.
-func (p *Pages) open(purpose, sealed string, v any) bool {
+// unseal decodes a text that seal returned for the same purpose.
+func (p *Pages) unseal(purpose, sealed string, v any) bool {
 	text, ok := p.sealer.Open(purpose, sealed)
 	return ok && json.Unmarshal(text, v) == nil
 }
@@ -237,7 +240,7 @@ func (p *Pages) browserCookie(r *http.Request) *http.Cookie {
 // ticketOf returns the ticket of a request and its login.
 func (p *Pages) ticketOf(r *http.Request) (sealed string, t ticket, l *Login, _ error) {
 	sealed = r.FormValue("ticket")
-	if !p.open("ticket", sealed, &t) || time.Now().After(t.Expires) {
+	if !p.unseal("ticket", sealed, &t) || time.Now().After(t.Expires) {
 		return "", t, nil, &refusal{http.StatusBadRequest, "This address is invalid or has expired. Request a new one."}
 	}
 	if l = p.logins[t.Server]; l == nil {
@@ -306,7 +309,7 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 	address, err := l.oauth.Account(t.Account).Begin(r.Context(), base+p.Path+callbackPath, document,
 		func(pending *oauth.Pending) string {
 			begun.Pending = *pending
-			return p.sealed("state", begun)
+			return p.seal("state", begun)
 		})
 	if err != nil {
 		p.Logger.Warn("cannot start login to MCP server", zap.String("mcp_server", t.Server), zap.Error(err))
@@ -320,7 +323,7 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	var s state
 	query := r.URL.Query()
-	if !p.open("state", query.Get("state"), &s) || time.Now().After(s.Expires) {
+	if !p.unseal("state", query.Get("state"), &s) || time.Now().After(s.Expires) {
 		return &refusal{http.StatusBadRequest, "This login is unknown, or took too long. Start again."}
 	}
 	l := p.logins[s.Server]
@@ -351,7 +354,7 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 		return &refusal{http.StatusBadRequest, "The login failed: " + err.Error() + "."}
 	}
 	logger.Info("logged in to MCP server", zap.String("issuer", s.Pending.Issuer))
-	l.finished(s.Account)
+	l.notifyChanged(s.Account)
 	p.write(w, http.StatusOK, page{Title: "Logged in to " + s.Server, Text: "You can close this window."})
 	return nil
 }

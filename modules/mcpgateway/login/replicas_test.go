@@ -20,8 +20,8 @@ func (s *site) replicate(t *testing.T, engine replicas.Engine) (logins []*Login)
 		store := replicastest.Replica(t, engine)
 		space := store.Space("logins")
 		pages := *s.pages
-		pages.ClaimState = func(ctx context.Context, state string, good time.Duration) (bool, error) {
-			return space.Swap(ctx, state, "used", replicas.Version{}, []byte{}, good)
+		pages.ClaimState = func(ctx context.Context, state string, ttl time.Duration) (bool, error) {
+			return space.Swap(ctx, state, "used", replicas.Version{}, []byte{}, ttl)
 		}
 		replica := NewPages(pages, []byte(testKey))
 		l, err := replica.Add("files", &Config{Resource: s.URL + "/server", TrustedHosts: []string{"127.0.0.1"}},
@@ -35,7 +35,7 @@ func (s *site) replicate(t *testing.T, engine replicas.Engine) (logins []*Login)
 	return logins
 }
 
-// Each request of a browser may reach another replica.
+// Each request of a login may reach another replica.
 func TestLoginAtThreeReplicas(t *testing.T) {
 	s, engine := newSite(t, Config{}), replicastest.New()
 	logins := s.replicate(t, engine)
@@ -50,16 +50,16 @@ func TestLoginAtThreeReplicas(t *testing.T) {
 	}
 	status, page := b.open(t, get(address))
 	if status != http.StatusOK {
-		t.Fatalf("the page: %d %s", status, page)
+		t.Fatalf("login page: %d %s", status, page)
 	}
 	if b.open(t, submit(address, page)); callback == "" {
-		t.Fatal("the authorization server has not sent the browser back")
+		t.Fatal("the authorization server did not redirect the browser")
 	}
 	if status, page = b.open(t, get(callback)); status != http.StatusOK || !strings.Contains(page, "Logged in to files") {
 		t.Fatalf("after the login: %d %s", status, page)
 	}
 	if n := s.requests.Load(); n != 3 {
-		t.Errorf("%d replicas have been there", n)
+		t.Errorf("%d requests to replicas, want 3", n)
 	}
 	for i, l := range logins {
 		s.replicas[i].Reload("files", "")
@@ -68,12 +68,12 @@ func TestLoginAtThreeReplicas(t *testing.T) {
 			t.Errorf("replica %d: %v, %q", i, err, w.Body)
 		}
 	}
-	usedStates = states{} // of another process
+	usedStates = stateSet{} // as in another process
 	if status, page = b.open(t, get(callback)); status != http.StatusBadRequest ||
 		!strings.Contains(page, "already finished") {
-		t.Errorf("once more, elsewhere: %d %s", status, page)
+		t.Errorf("a second callback at another replica: %d %s", status, page)
 	}
-	usedStates = states{}
+	usedStates = stateSet{}
 	engine.Down.Store(true)
 	if status, page = b.open(t, get(callback)); status != http.StatusServiceUnavailable ||
 		!strings.Contains(page, "shared store is unavailable") {
@@ -81,7 +81,7 @@ func TestLoginAtThreeReplicas(t *testing.T) {
 	}
 }
 
-// A call that waits at one replica continues after a login at another.
+// A call that waits at one replica continues after a login at another replica.
 func TestAwaitALoginAtAnotherReplica(t *testing.T) {
 	s := newSite(t, Config{})
 	logins := s.replicate(t, replicastest.New())
@@ -93,7 +93,7 @@ func TestAwaitALoginAtAnotherReplica(t *testing.T) {
 		t.Fatal(page)
 	}
 	var ok bool
-	await.Until(t, "the call to go on", func() bool {
+	await.Until(t, "the call continues", func() bool {
 		select {
 		case ok = <-done:
 			return true
@@ -102,6 +102,6 @@ func TestAwaitALoginAtAnotherReplica(t *testing.T) {
 		}
 	})
 	if !ok {
-		t.Error("no login")
+		t.Error("Await did not report the login")
 	}
 }

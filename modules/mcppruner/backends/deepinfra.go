@@ -15,8 +15,8 @@ func init() {
 	caddy.RegisterModule(DeepInfra{})
 }
 
-// DeepInfra scores lines with a reranker at DeepInfra. The goal and lines of the text leave this
-// machine; the backend heuristic sends nothing.
+// DeepInfra scores lines with a reranker at DeepInfra. It sends the goal and lines of the text to
+// DeepInfra; the backend heuristic sends nothing.
 //
 // Each text is one POST of {"queries":["<goal>"],"documents":["<line>",…]}. If the request fails,
 // the built-in heuristic prunes the text and a warning in the result says so. Redirects are not

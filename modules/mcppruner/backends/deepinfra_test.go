@@ -36,7 +36,7 @@ func TestDeepInfra(t *testing.T) { // P63
 		t.Errorf("Authorization: %q", got)
 	}
 	if got := backend.Name(); got != "deepinfra" {
-		t.Errorf("it is called %s", got)
+		t.Errorf("name %s, want deepinfra", got)
 	}
 }
 
@@ -49,7 +49,8 @@ func TestDeepInfraURL(t *testing.T) { // P63
 	if err != nil {
 		t.Fatal(err)
 	}
-	if logged := contents(t, logs); strings.Contains(logged, "is unusable") { // and nothing is dialed
+	// A backend does not dial when it is loaded.
+	if logged := contents(t, logs); strings.Contains(logged, "is unusable") {
 		t.Error(logged)
 	}
 }
@@ -59,12 +60,12 @@ func TestMaxDocs(t *testing.T) { // P59, P67
 		name, config, variable string
 		want                   int
 	}{
-		{"64 by default", `{}`, "", 64},
-		{"as configured", `{"max_docs":5}`, "", 5},
-		{"as the environment says", `{"max_docs":5}`, "7", 7},
-		{"as configured when the environment makes no sense", `{"max_docs":5}`, "many", 5},
-		{"512 at most", `{"max_docs":100000}`, "", 512},
-		{"one at least", `{"max_docs":5}`, "-1", 1},
+		{"the default", `{}`, "", 64},
+		{"a configured number", `{"max_docs":5}`, "", 5},
+		{"a number in the environment", `{"max_docs":5}`, "7", 7},
+		{"an invalid number in the environment", `{"max_docs":5}`, "many", 5},
+		{"the maximum", `{"max_docs":100000}`, "", 512},
+		{"the minimum", `{"max_docs":5}`, "-1", 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -84,11 +85,11 @@ func TestMaxDocs(t *testing.T) { // P59, P67
 				t.Fatal(err)
 			}
 			if len(sent.Documents) != tt.want || scored.Docs != tt.want || len(scored.Scores) != 1000 {
-				t.Errorf("%d lines were sent, %d scored of %d, want %d", len(sent.Documents), scored.Docs, len(scored.Scores),
+				t.Errorf("%d lines sent, %d scored of %d, want %d", len(sent.Documents), scored.Docs, len(scored.Scores),
 					tt.want)
 			}
 			if last := sent.Documents[tt.want-1]; tt.want > 1 && (last != "ligne 1000" || math.IsNaN(scored.Scores[999])) {
-				t.Errorf("the last that was sent is %q", last)
+				t.Errorf("the last line sent is %q", last)
 			}
 		})
 	}
@@ -96,10 +97,10 @@ func TestMaxDocs(t *testing.T) { // P59, P67
 
 func TestTimeout(t *testing.T) { // P59, P70
 	tests := []struct{ name, config, variable, want string }{
-		{"as configured", `{"timeout":"20ms"}`, "", "after 20ms"},
-		{"as the environment says", `{"timeout":"1m"}`, "15", "after 15ms"},
-		{"as configured when the environment makes no sense", `{"timeout":"20ms"}`, "1m", "after 20ms"},
-		{"a millisecond at least", `{"timeout":"1m"}`, "0", "after 1ms"},
+		{"a configured timeout", `{"timeout":"20ms"}`, "", "after 20ms"},
+		{"a timeout in the environment", `{"timeout":"1m"}`, "15", "after 15ms"},
+		{"an invalid timeout in the environment", `{"timeout":"20ms"}`, "1m", "after 20ms"},
+		{"the minimum", `{"timeout":"1m"}`, "0", "after 1ms"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -124,19 +125,19 @@ func TestDeepInfraFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		name, key, endpoint string
 		kind                string
 		status              int
-		warns               bool // when it is loaded
+		warns               bool // loading logs a warning
 	}{
 		{name: "no key", endpoint: url + "/ok", kind: "config", warns: true},
 		{name: "a blank key", key: " \t", endpoint: url + "/ok", kind: "config", warns: true},
 		{name: "a key of two lines", key: key + "\n" + key, endpoint: url + "/ok", kind: "config", warns: true},
-		{name: "an endpoint that is no URL", key: key, endpoint: "%" + key, kind: "config", warns: true},
+		{name: "an endpoint that is not a URL", key: key, endpoint: "%" + key, kind: "config", warns: true},
 		{name: "an endpoint with a password", key: key, endpoint: "https://u:" + key + "@127.0.0.1/", kind: "config",
 			warns: true},
-		{name: "an endpoint of something else", key: key, endpoint: "ftp://127.0.0.1/" + key, kind: "config", warns: true},
+		{name: "an endpoint with another scheme", key: key, endpoint: "ftp://127.0.0.1/" + key, kind: "config", warns: true},
 		{name: "status 401", key: key, endpoint: url + "/401?" + key, kind: "http", status: 401},
 		{name: "status 429", key: key, endpoint: url + "/429?" + key, kind: "http", status: 429},
 		{name: "status 500", key: key, endpoint: url + "/500?" + key, kind: "http", status: 500},
-		{name: "a redirection", key: key, endpoint: url + "/redirect?" + key, kind: "http", status: 307},
+		{name: "a redirect", key: key, endpoint: url + "/redirect?" + key, kind: "http", status: 307},
 		{name: "a reset", key: key, endpoint: url + "/reset?" + key, kind: "http"},
 		{name: "text", key: key, endpoint: url + "/text?" + key, kind: "parse"},
 		{name: "no scores", key: key, endpoint: url + "/empty?" + key, kind: "parse"},
@@ -146,7 +147,7 @@ func TestDeepInfraFaults(t *testing.T) { // P61, P68, P69, P70, P71
 			setEnv(t, map[string]string{"DEEPINFRA_API_KEY": tt.key, "DEEPINFRA_ENDPOINT_URL": tt.endpoint})
 			backend, logs, err := load[DeepInfra](t, `{}`)
 			if err != nil {
-				t.Fatalf("it must load all the same: %v", err)
+				t.Fatalf("the backend does not load: %v", err)
 			}
 			scored, fault := backend.Score(t.Context(), "goal", []string{"a", "b"})
 			if scored != nil || fault == nil || fault.Kind != tt.kind || fault.Status != tt.status {
@@ -195,7 +196,7 @@ func TestDeepInfraCaddyfile(t *testing.T) { // P59
 			}
 			var again DeepInfra
 			if err := json.Unmarshal([]byte(tt.json), &again); err != nil || !reflect.DeepEqual(again, tt.want) {
-				t.Errorf("JSON gives %+v, %v", again, err)
+				t.Errorf("from JSON: got %+v, %v", again, err)
 			}
 		})
 	}
@@ -204,13 +205,13 @@ func TestDeepInfraCaddyfile(t *testing.T) { // P59
 func TestInvalidDeepInfra(t *testing.T) { // P59, P61
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "deepinfra hunter2", "no arguments"},
-		{"an unknown word", "deepinfra {\n foo 1\n}", "unknown subdirective foo"},
-		{"a word twice", "deepinfra {\n max_docs 1\n max_docs 2\n}", "max_docs is given twice"},
-		{"no timeout", "deepinfra {\n timeout 0\n}", "timeout"},
+		{"an unknown subdirective", "deepinfra {\n foo 1\n}", "unknown subdirective foo"},
+		{"a duplicate subdirective", "deepinfra {\n max_docs 1\n max_docs 2\n}", "max_docs is given twice"},
+		{"a timeout of zero", "deepinfra {\n timeout 0\n}", "timeout"},
 		{"a negative timeout", "deepinfra {\n timeout -1s\n}", "timeout"},
 		{"no lines", "deepinfra {\n max_docs 0\n}", "max_docs"},
-		{"less than no lines", "deepinfra {\n max_docs -3\n}", "max_docs"},
-		{"a number of lines that is not a number", "deepinfra {\n max_docs many\n}", "max_docs"},
+		{"a negative number of lines", "deepinfra {\n max_docs -3\n}", "max_docs"},
+		{"a number of lines in words", "deepinfra {\n max_docs many\n}", "max_docs"},
 		{"an api_key", "deepinfra {\n api_key hunter2\n}",
 			"api_key: keys do not belong in the configuration: put the key in the environment variable DEEPINFRA_API_KEY"},
 		{"a key", "deepinfra {\n key hunter2\n}", "DEEPINFRA_API_KEY"},
@@ -231,7 +232,7 @@ func TestInvalidDeepInfra(t *testing.T) { // P59, P61
 		{"a token in JSON", `{"token":"hunter2","max_docs":3}`, "DEEPINFRA_API_KEY"},
 		{"an unknown member", `{"url":"http://hunter2"}`, `unknown field "url"`},
 		{"a negative timeout in JSON", `{"timeout":-1}`, "timeout: -1ns is negative"},
-		{"less than no lines in JSON", `{"max_docs":-1}`, "max_docs: -1 is negative"},
+		{"a negative number of lines in JSON", `{"max_docs":-1}`, "max_docs: -1 is negative"},
 	}
 	setEnv(t, map[string]string{"DEEPINFRA_API_KEY": key})
 	for _, tt := range configs {

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 const key = "sk_hunter2"
 
-// setEnv sets the variables of DeepInfra, and clears those that are not named.
+// setEnv sets the variables of DeepInfra, and clears those not given.
 func setEnv(t *testing.T, variables map[string]string) {
 	t.Helper()
 	for _, name := range []string{"DEEPINFRA_API_KEY", "DEEPINFRA_ENDPOINT_URL", "DEEPINFRA_TIMEOUT_MS",
@@ -37,7 +37,7 @@ func setEnv(t *testing.T, variables map[string]string) {
 	}
 }
 
-// load loads a backend as mcp_pruner does. Its log is in the file.
+// load loads a backend as mcp_pruner does. logs is the file with its log.
 func load[T any](t *testing.T, config string) (backend *T, logs string, err error) {
 	t.Helper()
 	logs = filepath.Join(t.TempDir(), "log")

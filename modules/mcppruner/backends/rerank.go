@@ -17,9 +17,9 @@ func init() {
 	caddy.RegisterModule(Rerank{})
 }
 
-// Rerank scores lines with a reranker of your choice, local or remote: Cohere, Jina, and servers with
-// the same API for your own models, such as vLLM and llama.cpp. It receives the goal and lines of the
-// text.
+// Rerank scores lines with a reranker of your choice, local or remote: Cohere, Jina, and servers
+// with the same API for your own models, such as vLLM and llama.cpp. It sends the goal and lines of
+// the text to that reranker.
 //
 // Each text is one POST of {"query":"<goal>","documents":["<line>",…],"model":"…"}. The response
 // has results with index and relevance_score. If the request fails, the built-in heuristic prunes
@@ -80,6 +80,7 @@ func (b *Rerank) Validate() error {
 	return b.reranker.Validate()
 }
 
+// checkURL checks the URL of a reranker, which must not contain an API key.
 func checkURL(text string) error {
 	if text == "" {
 		return errors.New("missing")
@@ -130,6 +131,7 @@ func (b *Rerank) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	return err
 }
 
+// checked returns a parser that returns its argument if check accepts it.
 func checked(check func(string) error) func(string) (string, error) {
 	return func(arg string) (string, error) { return arg, check(arg) }
 }

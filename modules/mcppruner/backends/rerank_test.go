@@ -25,7 +25,7 @@ func TestRerank(t *testing.T) { // P63, P67
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Setenv("RERANK_KEY", " "+key+" ")
-			// Those are not its own.
+			// The backend must not use the variables of DeepInfra.
 			t.Setenv("DEEPINFRA_API_KEY", "another")
 			t.Setenv("DEEPINFRA_MAX_DOCS", "1")
 			server, url := serve(t)
@@ -45,7 +45,7 @@ func TestRerank(t *testing.T) { // P63, P67
 				t.Errorf("got %+v", scored)
 			}
 			if got := backend.Name(); got != "rerank" {
-				t.Errorf("it is called %s", got)
+				t.Errorf("name %s, want rerank", got)
 			}
 		})
 	}
@@ -57,11 +57,11 @@ func TestRerankFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		kind                string
 		status              int
 	}{
-		{name: "a variable without a key", path: "/cohere", members: `,"key_env":"RERANK_NO_KEY"`, kind: "config"},
-		{name: "a variable with blanks", path: "/cohere", members: `,"key_env":"RERANK_BLANK_KEY"`, kind: "config"},
+		{name: "an unset variable", path: "/cohere", members: `,"key_env":"RERANK_NO_KEY"`, kind: "config"},
+		{name: "a blank variable", path: "/cohere", members: `,"key_env":"RERANK_BLANK_KEY"`, kind: "config"},
 		{name: "status 401", path: "/401", kind: "http", status: 401},
-		{name: "status 422", path: "/ok", kind: "http", status: 422}, // it wants the other form
-		{name: "a redirection", path: "/302", kind: "http", status: 302},
+		{name: "status 422", path: "/ok", kind: "http", status: 422}, // /ok expects DeepInfra's form
+		{name: "a redirect", path: "/302", kind: "http", status: 302},
 		{name: "no scores", path: "/200", kind: "parse"},
 	}
 	for _, tt := range tests {
@@ -75,7 +75,7 @@ func TestRerankFaults(t *testing.T) { // P61, P68, P69, P70, P71
 			}
 			backend, _, err := load[Rerank](t, fmt.Sprintf(`{"url":%q%s}`, url+tt.path+"?v=hunter2", members))
 			if err != nil {
-				t.Fatalf("it must load all the same: %v", err)
+				t.Fatalf("the backend does not load: %v", err)
 			}
 			scored, fault := backend.Score(t.Context(), "goal", []string{"a"})
 			if scored != nil || fault == nil || fault.Kind != tt.kind || fault.Status != tt.status {
@@ -132,17 +132,17 @@ func TestInvalidRerank(t *testing.T) { // P61
 		{"no URL", "rerank {\n model m\n}", "url: missing"},
 		{"no block", "rerank", "url: missing"},
 		{"an empty URL", "rerank {\n url \"\"\n}", "url: missing"},
-		{"a URL of something else", "rerank {\n url unix//hunter2\n}", "url: not an http or https URL"},
+		{"a URL with another scheme", "rerank {\n url unix//hunter2\n}", "url: not an http or https URL"},
 		{"a URL with a password", "rerank {\n url http://me:hunter2@127.0.0.1/\n}",
 			"url: must not contain a user or password"},
-		{"a word twice", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},
+		{"a duplicate subdirective", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},
 		{"a key instead of its variable", "rerank {\n url http://a\n key_env sk-hunter2\n}", "key_env: not the name"},
-		{"a key instead of its variable that begins with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}",
+		{"a key instead of its variable, beginning with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}",
 			"key_env: not the name"},
 		{"a key in the query of the url", "rerank {\n url http://a/?api_key=hunter2\n}", "url: api_key: keys do not belong"},
 		{"an api_key", "rerank {\n url http://a\n api_key hunter2\n}",
 			"api_key: keys do not belong in the configuration: put the key in an environment variable, and its name in key_env"},
-		{"an unknown word", "rerank {\n url http://a\n foo\n}", "unknown subdirective foo"},
+		{"an unknown subdirective", "rerank {\n url http://a\n foo\n}", "unknown subdirective foo"},
 		{"no lines", "rerank {\n url http://a\n max_docs 0\n}", "max_docs"},
 	}
 	for _, tt := range caddyfiles {
@@ -163,7 +163,7 @@ func TestInvalidRerank(t *testing.T) { // P61
 		{"an api_key in JSON", `{"url":"http://a","api_key":"hunter2"}`, "name in key_env"},
 		{"a key_env that is not a string", `{"url":"http://a","key_env":5}`, "cannot unmarshal number"},
 		{"a negative timeout in JSON", `{"url":"http://a","timeout":-1}`, "timeout: -1ns is negative"},
-		{"less than no lines in JSON", `{"url":"http://a","max_docs":-1}`, "max_docs: -1 is negative"},
+		{"a negative number of lines in JSON", `{"url":"http://a","max_docs":-1}`, "max_docs: -1 is negative"},
 	}
 	for _, tt := range configs {
 		t.Run(tt.name, func(t *testing.T) {

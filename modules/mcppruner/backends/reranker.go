@@ -18,12 +18,12 @@ import (
 
 // A reranker holds what DeepInfra and Rerank have in common.
 type reranker struct {
-	// How long a request to the reranker may take, from dialing to the last byte of the response,
-	// between 1ms and 2m. After that the built-in heuristic prunes the text. Default: 20s
+	// How long a request to the reranker may take, from dialing to the last byte of the response.
+	// After that the built-in heuristic prunes the text. From 1ms to 2m. Default: 20s
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// How many lines of a text are sent to the reranker, at most 512. From a longer text it gets lines
-	// spread evenly; the others are not scored. Default: 64
+	// How many lines of a text are sent to the reranker, spread evenly over the text. Other lines are
+	// not scored. At most 512. Default: 64
 	MaxDocs int `json:"max_docs,omitempty"`
 
 	client *rerank.Client
@@ -43,7 +43,8 @@ func (r *reranker) Cleanup() error {
 	return nil
 }
 
-// open creates the client. If its settings are unusable, it logs the warning, and every Score fails.
+// open creates the client. If its settings are unusable, open logs the warning, and every Score
+// fails.
 func (r *reranker) open(logger *zap.Logger, config rerank.Config, warning string) {
 	r.client = rerank.New(config)
 	if err := r.client.Err(); err != nil {
@@ -64,7 +65,7 @@ func (r *reranker) limits(logger *zap.Logger, timeoutVar, docsVar string) (timeo
 		timeout = time.Duration(r.Timeout)
 	}
 	if ms, ok := setting.EnvInt(timeoutVar); ok {
-		// Clamp before multiplying. A day is out of bounds too.
+		// Clamp before multiplying, which could overflow. A day is out of bounds, too.
 		ms, _ = setting.Clamp(ms, 0, int(24*time.Hour/time.Millisecond))
 		timeout, source = time.Duration(ms)*time.Millisecond, timeoutVar
 	}
@@ -100,8 +101,8 @@ func (r *reranker) Validate() error {
 	return nil
 }
 
-// unmarshalBlock reads the block of a backend: the common limits and the given lines. hint says where
-// an API key belongs.
+// unmarshalBlock reads the block of a backend: the common limits and the given lines. hint says
+// where an API key belongs.
 func (r *reranker) unmarshalBlock(d *caddyfile.Dispenser, hint string, lines setting.Lines) error {
 	d.Next() // consume backend name
 	backend := d.Val()
@@ -119,8 +120,8 @@ func (r *reranker) unmarshalBlock(d *caddyfile.Dispenser, hint string, lines set
 	return setting.Block(d, lines)
 }
 
-// unmarshalJSON reads the configuration of a backend and rejects unknown members. hint says where an
-// API key belongs.
+// unmarshalJSON reads the configuration of a backend and rejects unknown members. hint says where
+// an API key belongs.
 func unmarshalJSON(config []byte, into any, hint string) error {
 	strict := caddy.StrictUnmarshalJSON(config, into)
 	if strict == nil {
@@ -138,8 +139,8 @@ func unmarshalJSON(config []byte, into any, hint string) error {
 	return strict
 }
 
-// refuseKey rejects a setting whose name looks like that of an API key. The error does not repeat the
-// key.
+// refuseKey rejects a setting whose name looks like that of an API key. The error does not repeat
+// the key.
 func refuseKey(name, hint string) error {
 	lower := strings.ToLower(name)
 	for _, word := range [...]string{"key", "token", "secret", "password", "auth", "bearer", "credential"} {

@@ -20,31 +20,31 @@ func TestLimits(t *testing.T) { // P59
 		maxDocs   string
 		timeout   time.Duration
 		docs      int
-		warnings  string // the settings that are out of bounds
+		warnings  string // the settings out of bounds
 	}{
 		{name: "defaults", timeout: 20 * time.Second, docs: 64},
 		{name: "configured", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100}, timeout: time.Minute,
 			docs: 100},
-		{name: "the environment wins", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100},
+		{name: "set in the environment", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100},
 			timeoutMS: "500", maxDocs: " 3 ", timeout: 500 * time.Millisecond, docs: 3},
-		{name: "the environment says no numbers", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100},
+		{name: "invalid in the environment", reranker: reranker{Timeout: caddy.Duration(time.Minute), MaxDocs: 100},
 			timeoutMS: "1s", maxDocs: "1.5", timeout: time.Minute, docs: 100},
-		{name: "the environment says no numbers and nothing is configured", timeoutMS: "x", maxDocs: "x",
+		{name: "invalid in the environment and not configured", timeoutMS: "x", maxDocs: "x",
 			timeout: 20 * time.Second, docs: 64},
-		{name: "the least", reranker: reranker{Timeout: caddy.Duration(time.Millisecond), MaxDocs: 1},
+		{name: "the minimum", reranker: reranker{Timeout: caddy.Duration(time.Millisecond), MaxDocs: 1},
 			timeout: time.Millisecond, docs: 1},
-		{name: "the most", reranker: reranker{Timeout: caddy.Duration(2 * time.Minute), MaxDocs: 512},
+		{name: "the maximum", reranker: reranker{Timeout: caddy.Duration(2 * time.Minute), MaxDocs: 512},
 			timeout: 2 * time.Minute, docs: 512},
-		{name: "less", reranker: reranker{Timeout: 1}, timeout: time.Millisecond, docs: 64, warnings: "timeout"},
-		{name: "more", reranker: reranker{Timeout: caddy.Duration(time.Hour), MaxDocs: 513}, timeout: 2 * time.Minute,
-			docs: 512, warnings: "timeout max_docs"},
-		{name: "nothing in the environment", timeoutMS: "0", maxDocs: "0", timeout: time.Millisecond, docs: 1,
+		{name: "below the minimum", reranker: reranker{Timeout: 1}, timeout: time.Millisecond, docs: 64, warnings: "timeout"},
+		{name: "above the maximum", reranker: reranker{Timeout: caddy.Duration(time.Hour), MaxDocs: 513},
+			timeout: 2 * time.Minute, docs: 512, warnings: "timeout max_docs"},
+		{name: "zero in the environment", timeoutMS: "0", maxDocs: "0", timeout: time.Millisecond, docs: 1,
 			warnings: timeoutMS + " " + maxDocs},
-		{name: "less than nothing in the environment", timeoutMS: "-5", maxDocs: "-5", timeout: time.Millisecond, docs: 1,
+		{name: "negative in the environment", timeoutMS: "-5", maxDocs: "-5", timeout: time.Millisecond, docs: 1,
 			warnings: timeoutMS + " " + maxDocs},
-		{name: "more in the environment", timeoutMS: "120001", maxDocs: "513", timeout: 2 * time.Minute, docs: 512,
-			warnings: timeoutMS + " " + maxDocs},
-		{name: "far more in the environment", timeoutMS: "99999999999999999999", maxDocs: "99999999999999999999",
+		{name: "above the maximum in the environment", timeoutMS: "120001", maxDocs: "513",
+			timeout: 2 * time.Minute, docs: 512, warnings: timeoutMS + " " + maxDocs},
+		{name: "too large for int in the environment", timeoutMS: "99999999999999999999", maxDocs: "99999999999999999999",
 			timeout: 2 * time.Minute, docs: 512, warnings: timeoutMS + " " + maxDocs},
 	}
 	for _, tt := range tests {

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// dialTimeout is the timeout of connecting, silence the timeout of a response, after which the
-	// connection is closed.
-	dialTimeout     = 2 * time.Second
+	// dialTimeout is the timeout of connecting.
+	dialTimeout = 2 * time.Second
+	// responseTimeout is the timeout of a response, after which the connection is closed.
 	responseTimeout = 2 * time.Second
 	// retryInterval is the interval of connection attempts and of topology refreshes.
 	retryInterval = time.Second
@@ -33,16 +33,16 @@ const (
 
 // An engine is a Redis server or a group of them.
 type engine struct {
-	sharded bool // messages go to the cluster node of their topic
+	sharded bool // a cluster, where messages go to the node of their topic
 	logger  *zap.Logger
 
 	commands, messages rueidis.Client // set before connected is closed
 	connected          chan struct{}
-	connectError       atomic.Pointer[error] // why it is not connected
+	connectError       atomic.Pointer[error] // of the last failed attempt to connect
 	closed             context.Context
 	close              context.CancelFunc
-	connecting         sync.Mutex // held while clients are set or closed
-	pending            chan struct{}
+	connecting         sync.Mutex    // held while clients are set or closed
+	pending            chan struct{} // semaphore of maxPending
 
 	mu     sync.Mutex
 	topics map[string]*topic
@@ -52,7 +52,7 @@ type engine struct {
 func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 	option.DisableCache = true     // nothing is read twice
 	option.DisableRetry = true     // a failed command may have been executed
-	option.AlwaysPipelining = true // notices a closed connection before it is used
+	option.AlwaysPipelining = true // detects a closed connection before it is used
 	option.ClientSetInfo = rueidis.DisableClientSetInfo
 	option.Dialer.Timeout = dialTimeout
 	option.ConnWriteTimeout = responseTimeout
@@ -70,7 +70,7 @@ func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 	return e
 }
 
-// connect creates the clients, which reconnect on their own from then on.
+// connect creates the clients. Once created, they reconnect on their own.
 func (e *engine) connect(option rueidis.ClientOption) {
 	for !e.tryToConnect(option) {
 		select {
@@ -81,7 +81,7 @@ func (e *engine) connect(option rueidis.ClientOption) {
 	}
 }
 
-// tryToConnect creates the clients. It reports whether to stop trying.
+// tryToConnect creates the clients. It reports whether it succeeded or the engine is closed.
 func (e *engine) tryToConnect(option rueidis.ClientOption) bool {
 	commands, err := newClient(option)
 	if err != nil {
@@ -141,8 +141,8 @@ func (e *engine) ready(ctx context.Context) error {
 // A command is a Redis command or script.
 type command func(context.Context, rueidis.Client) rueidis.RedisResult
 
-// do runs a command and waits for the response. If the context ends first, the command stays pending
-// until it is answered or the connection is closed.
+// do runs a command and waits for the response. If the context ends first, the command stays
+// pending until its response arrives or the connection is closed.
 func (e *engine) do(ctx context.Context, command command) (rueidis.RedisMessage, error) {
 	if err := cmp.Or(ctx.Err(), e.ready(ctx)); err != nil {
 		return rueidis.RedisMessage{}, err
@@ -257,7 +257,7 @@ func (e *engine) Swap(
 	})
 }
 
-// present distinguishes an empty value from none.
+// present returns "0" for no value and "1" for any other, even an empty one.
 func present(value []byte) string {
 	if value == nil {
 		return "0"
@@ -278,7 +278,7 @@ func (e *engine) Keep(ctx context.Context, entry replicas.Entry) error {
 	return err
 }
 
-// longestWait bounds the wait of a bucket.
+// longestWait bounds the wait for a bucket, which may exceed a time.Duration.
 const longestWait = 100 * 365 * 24 * time.Hour
 
 // Spend implements replicas.Engine.
@@ -336,7 +336,7 @@ func (e *engine) Close() {
 	}
 }
 
-var errNotSubscribed = errors.New("not subscribed in time")
+var errNotSubscribed = errors.New("redis did not confirm the subscription in time")
 
 // Interface guard
 var _ replicas.Engine = (*engine)(nil)

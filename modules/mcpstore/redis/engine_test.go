@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// opened returns an engine with these settings, which is closed when the test ends.
-func opened(t testing.TB, settings Redis) replicas.Engine {
+// openEngine returns an engine with these settings. It is closed when the test ends.
+func openEngine(t testing.TB, settings Redis) replicas.Engine {
 	t.Helper()
 	if err := settings.Provision(caddy.Context{}); err != nil {
 		t.Fatal(err)
@@ -33,28 +33,28 @@ func opened(t testing.TB, settings Redis) replicas.Engine {
 
 func TestServer(t *testing.T) {
 	server := replicastest.StartRedis(t)
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, Redis{URL: "redis://" + server.Addr}) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, Redis{URL: "redis://" + server.Addr}) })
 }
 
-// unusable tests that an engine fails at the deadline, or before.
-func unusable(t testing.TB, e replicas.Engine) error {
+// wantUnusable checks that an operation fails before or at its deadline, and returns the error.
+func wantUnusable(t testing.TB, e replicas.Engine) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := e.Get(ctx, "test:v")
 	if err == nil {
-		t.Fatal("it can be used")
+		t.Fatal("the engine is usable")
 	}
 	return err
 }
 
-// usable waits until an engine can be used.
-func usable(t testing.TB, e replicas.Engine) {
+// waitUsable waits until an engine can be used.
+func waitUsable(t testing.TB, e replicas.Engine) {
 	t.Helper()
-	await.Until(t, "it can be used", func() bool { return try(t, e) == nil })
+	await.Until(t, "the engine is usable", func() bool { return try(t, e) == nil })
 }
 
-// try uses an engine.
+// try runs an operation of an engine.
 func try(t testing.TB, e replicas.Engine) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 	defer cancel()

@@ -22,12 +22,12 @@ import (
 func TestServerComesLater(t *testing.T) {
 	server := replicastest.StartRedis(t)
 	server.Stop()
-	e := opened(t, Redis{URL: "redis://" + server.Addr})
-	if err := unusable(t, e); !strings.Contains(err.Error(), "connection refused") {
-		t.Errorf("the error does not say why: %v", err)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	if err := wantUnusable(t, e); !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("got %v, want connection refused", err)
 	}
 	server.Restart()
-	usable(t, e)
+	waitUsable(t, e)
 }
 
 func TestCloseWithoutServer(t *testing.T) {
@@ -37,78 +37,78 @@ func TestCloseWithoutServer(t *testing.T) {
 		{URL: "redis://" + address, Cluster: true},
 		{URL: "redis://" + address, Sentinel: &Sentinel{Master: "shared"}},
 	} {
-		e := opened(t, settings)
-		_ = unusable(t, e)
+		e := openEngine(t, settings)
+		_ = wantUnusable(t, e)
 		e.Close()
-		_ = unusable(t, e)
+		_ = wantUnusable(t, e)
 	}
 }
 
-// hear subscribes to a topic, and returns the number of messages.
-func hear(t *testing.T, e replicas.Engine, topic string) *atomic.Int64 {
+// subscribe subscribes to a topic, and returns a counter of its messages.
+func subscribe(t *testing.T, e replicas.Engine, topic string) *atomic.Int64 {
 	t.Helper()
-	return hearOr(t, e, topic, func() {})
+	return subscribeWithLoss(t, e, topic, func() {})
 }
 
-// hearOr does so, and calls lost when messages may be lost.
-func hearOr(t *testing.T, e replicas.Engine, topic string, lost func()) *atomic.Int64 {
+// subscribeWithLoss is like subscribe, but calls lost when messages may have been lost.
+func subscribeWithLoss(t *testing.T, e replicas.Engine, topic string, lost func()) *atomic.Int64 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	heard := new(atomic.Int64)
+	received := new(atomic.Int64)
 	stop, err := e.Subscribe(ctx, topic, func(message []byte) {
 		if message == nil {
 			lost()
 		} else {
-			heard.Add(1)
+			received.Add(1)
 		}
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(stop)
-	return heard
+	return received
 }
 
-// heardAgain waits until messages are heard.
-func heardAgain(t *testing.T, e replicas.Engine, topic string, heard *atomic.Int64) {
+// waitForMessage publishes messages until one more is received.
+func waitForMessage(t *testing.T, e replicas.Engine, topic string, received *atomic.Int64) {
 	t.Helper()
-	before := heard.Load()
-	await.Until(t, "a message is heard", func() bool {
+	before := received.Load()
+	await.Until(t, "a message is received", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, _ = e.Publish(ctx, topic, []byte("1"))
-		return heard.Load() > before
+		return received.Load() > before
 	})
 }
 
 func TestServerRestarts(t *testing.T) {
 	server := replicastest.StartRedis(t)
-	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
 	var lost atomic.Int64
-	heard := hearOr(t, e, "test:{a}", func() { lost.Add(1) })
-	heardAgain(t, e, "test:{a}", heard)
+	received := subscribeWithLoss(t, e, "test:{a}", func() { lost.Add(1) })
+	waitForMessage(t, e, "test:{a}", received)
 	for i := range 3 {
 		server.Stop()
-		_ = unusable(t, e)
+		_ = wantUnusable(t, e)
 		server.Restart()
-		usable(t, e)
-		// Scripts are gone, and are sent again.
+		waitUsable(t, e)
+		// The server has lost the scripts, so the engine sends them again.
 		if swapped, err := e.Swap(t.Context(), "test:s", nil, []byte("1"), 0); !swapped || err != nil {
 			t.Errorf("swapped %t, %v", swapped, err)
 		}
-		heardAgain(t, e, "test:{a}", heard)
+		waitForMessage(t, e, "test:{a}", received)
 		if n := lost.Load(); n != int64(i+1) {
-			t.Errorf("told %d times that messages may be lost, want %d", n, i+1)
+			t.Errorf("%d notices that messages may have been lost, want %d", n, i+1)
 		}
 	}
 }
 
 func TestServerStalls(t *testing.T) {
 	server := replicastest.StartRedis(t)
-	e := opened(t, Redis{URL: "redis://" + server.Addr})
-	heard := hear(t, e, "test:{a}")
-	usable(t, e)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	received := subscribe(t, e, "test:{a}")
+	waitUsable(t, e)
 	server.Pause()
 	defer server.Continue()
 	before := runtime.NumGoroutine()
@@ -118,26 +118,26 @@ func TestServerStalls(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
 			if _, err := e.Get(ctx, "test:v"); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("a stalled server answers: %v", err)
+				t.Errorf("a stalled server responds: %v", err)
 			}
 		})
 	}
 	all.Wait()
-	// Some that belong to the connections may have come meanwhile.
+	// Connections may have started some goroutines meanwhile.
 	if now := runtime.NumGoroutine(); now > before+maxPending+20 {
-		t.Errorf("%d goroutines were left of %d operations", now-before, 4*maxPending)
+		t.Errorf("%d goroutines left after %d operations", now-before, 4*maxPending)
 	}
-	// The connections are given up, and with them what waits for answers.
+	// The engine closes the connections, which ends all pending operations.
 	await.Until(t, "nothing is pending", func() bool { return len(e.(*engine).pending) == 0 })
-	_ = unusable(t, e)
+	_ = wantUnusable(t, e)
 	server.Continue()
-	usable(t, e)
-	heardAgain(t, e, "test:{a}", heard)
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{a}", received)
 }
 
 func TestServerIsFull(t *testing.T) {
 	server := replicastest.StartRedis(t)
-	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
 	ctx := t.Context()
 	value := []byte("1")
 	for _, key := range []string{"test:0", "test:1"} {
@@ -146,7 +146,7 @@ func TestServerIsFull(t *testing.T) {
 		}
 	}
 	expect(t, server, "+OK", "CONFIG", "SET", "maxmemory", "1")
-	// Ends of sessions, nonces and rates are small and needed.
+	// A full server still accepts ends of sessions, nonces and rates, which are small and needed.
 	if err := e.Set(ctx, "test:2", value, time.Hour); err != nil {
 		t.Errorf("set: %v", err)
 	}
@@ -156,7 +156,7 @@ func TestServerIsFull(t *testing.T) {
 	err := e.Keep(ctx, replicas.Entry{Owner: "test:o", Key: "test:kept", Value: value, TTL: time.Hour,
 		OwnerBytes: 1 << 30})
 	if !errors.Is(err, replicas.ErrFull) {
-		t.Errorf("keep: %v", err)
+		t.Errorf("keep: got %v, want %v", err, replicas.ErrFull)
 	}
 	for range 2 {
 		if taken, wait, err := e.Spend(ctx,
@@ -181,10 +181,10 @@ func TestServerRefuses(t *testing.T) {
 	}{
 		"wrong password": {Redis{URL: "redis://limited:bad-secret@" + server.Addr}, "WRONGPASS"},
 		"unknown user":   {Redis{URL: "redis://" + server.Addr, Username: "other", Password: "bad-secret"}, "WRONGPASS"},
-		"no right":       {Redis{URL: "redis://limited:good-secret@" + server.Addr}, "NOPERM"},
+		"no permission":  {Redis{URL: "redis://limited:good-secret@" + server.Addr}, "NOPERM"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := try(t, opened(t, test.settings))
+			err := try(t, openEngine(t, test.settings))
 			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
 				t.Errorf("got %v, want %s", err, test.want)
 			}
@@ -192,12 +192,12 @@ func TestServerRefuses(t *testing.T) {
 	}
 }
 
-// A store whose user may use keys but no channels stays down, and says why.
+// A store stays down if its user may use keys but not channels, and the error says why.
 func TestUserWithoutChannels(t *testing.T) {
 	user := slices.Concat([]string{"--user", "limited", "on", ">secret"}, strings.Fields(rules), []string{"resetchannels"})
 	server := replicastest.StartRedis(t, user...)
-	e := opened(t, Redis{URL: "redis://limited:secret@" + server.Addr})
-	usable(t, e)
+	e := openEngine(t, Redis{URL: "redis://limited:secret@" + server.Addr})
+	waitUsable(t, e)
 	store := replicastest.Replica(t, e)
 	const want = "NOPERM this user has no permissions to access one of the channels"
 	for range 3 {
@@ -205,11 +205,11 @@ func TestUserWithoutChannels(t *testing.T) {
 			t.Errorf("ping: %v", err)
 		}
 		if err := store.Cause(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("it is down because of %v", err)
+			t.Errorf("cause %v", err)
 		}
 	}
 	if n := store.Outages(); n != 1 {
-		t.Errorf("%d outages", n)
+		t.Errorf("%d outages, want 1", n)
 	}
 	expect(t, server, "+OK", "ACL", "SETUSER", "limited", "&test:*")
 	await.Until(t, "the store is up", store.Up)
@@ -217,8 +217,8 @@ func TestUserWithoutChannels(t *testing.T) {
 
 func TestServerIsReplica(t *testing.T) {
 	server := replicastest.StartRedis(t)
-	e := opened(t, Redis{URL: "redis://" + server.Addr})
-	usable(t, e)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	waitUsable(t, e)
 	store := replicastest.Replica(t, e)
 	server.Do("REPLICAOF", "127.0.0.1", "1")
 	space := store.Space("test")
@@ -238,8 +238,8 @@ func TestServerIsReplica(t *testing.T) {
 
 func TestFailover(t *testing.T) {
 	s := startSet(t)
-	e := opened(t, s.settings())
-	heard := hear(t, e, "test:{a}")
+	e := openEngine(t, s.settings())
+	received := subscribe(t, e, "test:{a}")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := e.Set(ctx, "test:kept", []byte("1"), time.Hour); err != nil {
@@ -249,16 +249,16 @@ func TestFailover(t *testing.T) {
 		return strings.Contains(s.replica.Do("EXISTS", "test:kept"), "1")
 	})
 	s.master.Stop()
-	_ = unusable(t, e)
-	usable(t, e)
-	heardAgain(t, e, "test:{a}", heard)
+	_ = wantUnusable(t, e)
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{a}", received)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	values, err := e.Get(ctx, "test:kept")
 	if err != nil || fmt.Sprintf("%s", values) != "[1]" {
 		t.Errorf("after the failover: %s, %v", values, err)
 	}
-	// The server that is back is a replica.
+	// The old master comes back as a replica.
 	s.master.Restart()
-	usable(t, e)
+	waitUsable(t, e)
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// An address is shown to operators, and written to logs.
+// Address is for operators and logs, so it has no credentials.
 func TestAddressHasNoCredentials(t *testing.T) {
 	for want, settings := range map[string]Redis{
 		"redis://127.0.0.1:6379":      {URL: "redis://127.0.0.1:6379", Username: "ann", Password: "secret"},
@@ -21,7 +21,7 @@ func TestAddressHasNoCredentials(t *testing.T) {
 	}
 }
 
-func TestFilesAreThoseOfTLS(t *testing.T) {
+func TestTLSFiles(t *testing.T) {
 	for _, test := range []struct {
 		tls  *TLS
 		want []string

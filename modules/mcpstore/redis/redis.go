@@ -27,25 +27,26 @@ func init() { caddy.RegisterModule(Redis{}) }
 // Redis stores the state of replicas in a Redis server, in servers managed by Sentinel, or in a
 // Redis Cluster. Valkey works the same.
 //
-// Texts may have placeholders of the environment and of files, such as {env.REDIS_URL}.
+// All texts may have placeholders of the environment and of files, such as {env.REDIS_URL}.
 type Redis struct {
-	// The server: redis://[<user>:<password>@]<host>[:<port>][/<database>], rediss:// for TLS, or
-	// unix://<path>[?db=<database>]. With Sentinel it is a sentinel, with Cluster a node. Required.
+	// URL of the server: redis://[<user>:<password>@]<host>[:<port>][/<database>], rediss:// for TLS,
+	// or unix://<path>[?db=<database>]. With Sentinel it is the URL of a sentinel, with Cluster that
+	// of a node. Required.
 	URL string `json:"url,omitempty"`
 
 	// More sentinels, or more nodes of the cluster, as <host>:<port>. Default: none
 	Addresses []string `json:"addresses,omitempty"`
 
-	// The user name; overrides the URL's. Default: Redis' default user
+	// The user name. Default: that of the URL, or else Redis' default user
 	Username string `json:"username,omitempty"`
 
-	// The password; overrides the URL's. Default: none
+	// The password. Default: that of the URL, or else none
 	Password string `json:"password,omitempty"`
 
-	// TLS settings. They need a rediss:// URL. Default: the system's authorities, no client certificate
+	// TLS settings, for a rediss:// URL. Default: the system's authorities, no client certificate
 	TLS *TLS `json:"tls,omitempty"`
 
-	// Sentinel settings. URL and addresses are then those of sentinels. Default: no Sentinel
+	// Sentinel settings. If set, url and addresses are those of sentinels. Default: no Sentinel
 	Sentinel *Sentinel `json:"sentinel,omitempty"`
 
 	// Whether the server is a node of a Redis Cluster, which needs version 7 or later. Default: false
@@ -64,13 +65,13 @@ type TLS struct {
 	Certificate string `json:"certificate,omitempty"`
 	Key         string `json:"key,omitempty"`
 
-	// Name in the server's certificate. Default: the host of its address
+	// Name that the server's certificate must have. Default: the host of the server's address
 	ServerName string `json:"server_name,omitempty"`
 }
 
 // Sentinel configures Redis Sentinel.
 type Sentinel struct {
-	// Name of the master. Required.
+	// Name of the master, as configured in the sentinels. Required.
 	Master string `json:"master,omitempty"`
 
 	// User name and password of the sentinels. Default: none
@@ -101,8 +102,8 @@ type text struct {
 	value *string
 }
 
-// texts returns all text settings. Placeholders are replaced in place, because the settings identify
-// the store.
+// texts returns all text settings. Placeholders are replaced in place, because the settings
+// identify the store.
 func (r *Redis) texts() []text {
 	all := []text{{"url", &r.URL}, {"username", &r.Username}, {"password", &r.Password}}
 	for i := range r.Addresses {

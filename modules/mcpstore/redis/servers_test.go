@@ -25,10 +25,10 @@ import (
 func TestUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "redis.sock")
 	replicastest.StartRedis(t, "--unixsocket", path)
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, Redis{URL: "unix://" + path + "?db=3"}) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, Redis{URL: "unix://" + path + "?db=3"}) })
 }
 
-// rules are what a user needs, as docs/scale.md has them.
+// rules are the ACL rules that docs/scale.md recommends for a user.
 const rules = "~caddy-mcp:* &caddy-mcp:* ~test:* &test:* -@all +hello +ping +select +time +get +mget +set +del" +
 	" +eval +evalsha +zadd +zrange +zrem +hget +hset +hdel +pttl +pexpire" +
 	" +publish +subscribe +unsubscribe +spublish +ssubscribe +sunsubscribe +cluster|slots +role"
@@ -37,7 +37,7 @@ func TestUser(t *testing.T) {
 	user := append([]string{"--user", "gateway", "on", ">secret"}, strings.Fields(rules)...)
 	server := replicastest.StartRedis(t, append(user, "--user", "default", "off")...)
 	settings := Redis{URL: "redis://" + server.Addr, Username: "gateway", Password: "secret"}
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, settings) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, settings) })
 }
 
 func TestTLS(t *testing.T) {
@@ -49,7 +49,7 @@ func TestTLS(t *testing.T) {
 	settings := Redis{URL: "rediss://" + address, TLS: &TLS{
 		CA: files["ca"], Certificate: files["client"], Key: files["client key"], ServerName: "redis.test",
 	}}
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, settings) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, settings) })
 
 	for name, change := range map[string]func(*TLS){
 		"another name":   func(s *TLS) { s.ServerName = "other.test" },
@@ -59,7 +59,7 @@ func TestTLS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			other := *settings.TLS
 			change(&other)
-			unusable(t, opened(t, Redis{URL: settings.URL, TLS: &other}))
+			wantUnusable(t, openEngine(t, Redis{URL: settings.URL, TLS: &other}))
 		})
 	}
 }
@@ -107,7 +107,7 @@ func certificates(t *testing.T) map[string]string {
 func TestCluster(t *testing.T) {
 	nodes := cluster(t)
 	settings := Redis{URL: "redis://" + nodes[0].Addr, Addresses: []string{nodes[1].Addr, nodes[2].Addr}, Cluster: true}
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, settings) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, settings) })
 }
 
 // cluster starts a cluster of three masters.
@@ -186,5 +186,5 @@ func (s sentinelSet) settings() Redis {
 
 func TestSentinel(t *testing.T) {
 	s := startSet(t)
-	replicastest.TestEngine(t, func() replicas.Engine { return opened(t, s.settings()) })
+	replicastest.TestEngine(t, func() replicas.Engine { return openEngine(t, s.settings()) })
 }

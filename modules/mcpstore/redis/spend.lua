@@ -1,6 +1,6 @@
 -- Takes tokens from all buckets, or from none.
 -- KEYS: the buckets. A key holds the tokens of a bucket and their time in µs; a full bucket has no key.
--- ARGV: for each bucket the rate per second, the burst, and the tokens wanted; 0 only checks for one.
+-- ARGV: for each bucket the rate per second, the burst, and the tokens wanted; 0 only checks that there is one.
 -- Returns the seconds to wait, or 0 and the tokens taken from each bucket.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -9,9 +9,9 @@ local longest, left, answer = 0, {}, {'0'}
 for i, key in ipairs(KEYS) do
 	local rate, burst, want = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
 	local tokens = burst
-	local is = redis.call('GET', key)
-	if is then
-		local had, at = string.match(is, '^(%S+) (%S+)$')
+	local current = redis.call('GET', key)
+	if current then
+		local had, at = string.match(current, '^(%S+) (%S+)$')
 		tokens = math.min(burst, had + math.max(0, now - at) / 1000000 * rate)
 	end
 	local short = (1 - tokens) / rate -- seconds to wait; less than a nanosecond counts as 0

@@ -1,9 +1,9 @@
--- Replaces the value of KEYS[1], if it has the old one.
--- ARGV: "1" and the old value, or "0" and ""; likewise the new one; the TTL in ms, 0 for none.
-local is = redis.call('GET', KEYS[1])
+-- Replaces the value of KEYS[1], if it is the old value.
+-- ARGV: "1" and the old value, or "0" and "" for none; the same for the new value; the TTL in ms, 0 for none.
+local current = redis.call('GET', KEYS[1])
 if ARGV[1] == '1' then
-	if is ~= ARGV[2] then return 0 end
-elseif is then
+	if current ~= ARGV[2] then return 0 end
+elseif current then
 	return 0
 end
 -- DEL comes first: Redis checks for free memory only before the first write of a script, and small values must be stored.

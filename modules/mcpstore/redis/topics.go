@@ -11,7 +11,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// A topic is a subscription that all subscribers of a topic share.
+// A topic is a subscription at the server, which all subscribers of the topic share.
 type topic struct {
 	name        string
 	ctx         context.Context

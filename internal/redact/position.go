@@ -2,13 +2,13 @@ package redact
 
 import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 
-// A place is the position of a pass in a message.
-type place struct {
+// A position tells which part of a message a pass has reached.
+type position struct {
 	messages bool // the text is a message or a batch, not other JSON
 	around   int  // containers around each message: 1 in a batch
 	member   member
 	tools    bool // in a list of tools
-	schema   int  // depth of the schema that the pass is in, or 0
+	schema   int  // depth of the schema around the position, or 0
 }
 
 // A member is a kind of member of a message.
@@ -21,52 +21,52 @@ const (
 	errorMember
 )
 
-// begin returns the first place in a text that begins with this token.
-func begin(k jsonspan.Kind, messages bool) place {
-	in := place{messages: messages}
+// newPosition returns the position at the beginning of a text that begins with this token.
+func newPosition(k jsonspan.Kind, messages bool) position {
+	pos := position{messages: messages}
 	if k == jsonspan.BeginArray {
-		in.around = 1
+		pos.around = 1
 	}
-	return in
+	return pos
 }
 
 // enter moves to the member with this name at this depth. It reports whether the member may be a
 // field, and whether a string value must stay unchanged.
-func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
-	if !in.messages {
+func (pos *position) enter(name []byte, depth int) (mayHide, keep bool) {
+	if !pos.messages {
 		return true, false
 	}
-	if depth <= in.schema {
-		in.schema = 0
+	if depth <= pos.schema {
+		pos.schema = 0
 	}
-	switch depth - in.around {
+	switch depth - pos.around {
 	case 1:
-		in.member, in.tools = memberOf(name), false
-		return in.member == otherMember, in.member == nameMember
+		pos.member, pos.tools = memberOf(name), false
+		return pos.member == otherMember, pos.member == nameMember
 	case 2:
-		in.tools = in.member == dataMember && string(name) == "tools"
-		if in.member == errorMember && (string(name) == "code" || string(name) == "message") {
+		pos.tools = pos.member == dataMember && string(name) == "tools"
+		if pos.member == errorMember && (string(name) == "code" || string(name) == "message") {
 			return false, false
 		}
-		if in.member == dataMember && sentBack[string(name)] {
+		if pos.member == dataMember && sentBack[string(name)] {
 			return false, true
 		}
-		if in.member == dataMember && string(name) == "requestedSchema" {
-			in.schema = depth
+		if pos.member == dataMember && string(name) == "requestedSchema" {
+			pos.schema = depth
 			return true, false
 		}
 	case 4:
-		if in.tools && in.schema == 0 && (string(name) == "inputSchema" || string(name) == "outputSchema") {
-			in.schema = depth
+		if pos.tools && pos.schema == 0 && (string(name) == "inputSchema" || string(name) == "outputSchema") {
+			pos.schema = depth
 			return true, false
 		}
 	}
-	return in.schema == 0, false
+	return pos.schema == 0, false
 }
 
 // isEnvelope reports whether the current member, at this depth, is part of the JSON-RPC envelope.
-func (in *place) isEnvelope(depth int) bool {
-	return in.messages && depth-in.around == 1 && in.member != otherMember
+func (pos *position) isEnvelope(depth int) bool {
+	return pos.messages && depth-pos.around == 1 && pos.member != otherMember
 }
 
 // sentBack are the members that a client must send back unchanged.

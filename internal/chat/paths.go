@@ -164,8 +164,9 @@ var paths = func() *jsonspan.Paths {
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// place returns the index of a path, with those of Code Assist mapped to Gemini's.
-func place(path int) int {
+// unwrapPath maps the index of a path of Code Assist to that of Gemini's. It returns other indexes
+// unchanged.
+func unwrapPath(path int) int {
 	if path >= unwrapped {
 		path -= unwrapped - inContents
 	}
@@ -173,9 +174,9 @@ func place(path int) int {
 }
 
 // isList reports whether a path is a list of messages. The next path is that of its elements.
-func isList(place int) bool { return place == inMessages || place == inInput || place == inContents }
+func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
 
-// read handles a value that was found. Values inside another come before it.
+// read handles a value that was found. Values within another one come before it.
 func (c *Conversation) read(path int, found jsonspan.Value) {
 	c.list.invalid = c.list.invalid || c.isCrowded()
 	if c.list.invalid {
@@ -183,7 +184,7 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	}
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.HasUnicodeEscapes}
 	m, b := &c.message, &c.block
-	path = place(path)
+	path = unwrapPath(path)
 	switch path {
 	case inMessages, inInput, inContents:
 		switch v.kind {
@@ -278,9 +279,9 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inOutputSuccess:
 		b.failed = v.kind == jsonspan.False
 	case inOutcome:
-		b.exitCode = b.exitCode || c.word(v) == timeoutOutcome
+		b.shellFailed = b.shellFailed || c.word(v) == timeoutOutcome
 	case inExitCode:
-		b.exitCode = b.exitCode || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
+		b.shellFailed = b.shellFailed || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
 
 	case inCacheControl, inBlockCacheControl:
 		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
@@ -304,7 +305,7 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inPart:
 		c.endContentsPart()
 	case inResponseParts:
-		b.odd = true
+		b.notText = true
 	case inResponseObject:
 		b.answer.content = v
 		c.addObject(v)

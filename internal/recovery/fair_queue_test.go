@@ -6,10 +6,10 @@ import (
 	"testing/synctest"
 )
 
-// A client that makes many queries holds up another by one.
+// A client with many queries delays another client by one query only.
 func TestClientsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := newTurns()
+		all := newFairQueue()
 		var order []string
 		done := all.wait(t.Context(), "a")
 		for _, client := range []string{"a", "a", "b", "a"} {
@@ -25,19 +25,19 @@ func TestClientsTakeTurns(t *testing.T) {
 		if want := []string{"b", "a", "a", "a"}; !slices.Equal(order, want) {
 			t.Errorf("got %v, want %v", order, want)
 		}
-		if len(all.of) != 0 {
-			t.Errorf("%d clients are remembered", len(all.of))
+		if len(all.clients) != 0 {
+			t.Errorf("%d clients are remembered", len(all.clients))
 		}
 	})
 }
 
-func TestTurnsThatDoNotCome(t *testing.T) {
+func TestWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := newTurns()
+		all := newFairQueue()
 		done := all.wait(t.Context(), "a")
 		for _, client := range []string{"a", "b"} {
 			if all.wait(t.Context(), client) != nil {
-				t.Errorf("%s has a turn beside that of a", client)
+				t.Errorf("%s has a turn during that of a", client)
 			}
 		}
 		done()
@@ -45,8 +45,8 @@ func TestTurnsThatDoNotCome(t *testing.T) {
 			t.Fatal("no turn")
 		}
 		done()
-		if len(all.of) != 0 {
-			t.Errorf("%d clients are remembered", len(all.of))
+		if len(all.clients) != 0 {
+			t.Errorf("%d clients are remembered", len(all.clients))
 		}
 	})
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// kept collects the usage of every [quota.Kind].
-type kept struct{}
+// usageCollector collects the usage of every [quota.Kind].
+type usageCollector struct{}
 
 var (
 	keptEntries      = newDesc("kept_entries", "Entries kept in memory for clients and servers.", "kind")
@@ -18,7 +18,7 @@ var (
 	keptRefused      = newDesc("kept_refused_total", "Entries rejected for lack of space.", "kind")
 )
 
-func (kept) Describe(descs chan<- *prometheus.Desc) {
+func (usageCollector) Describe(descs chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
 		keptEntries, keptEntriesLimit, keptBytes, keptBytesLimit, keptDropped, keptRefused,
 	} {
@@ -26,7 +26,7 @@ func (kept) Describe(descs chan<- *prometheus.Desc) {
 	}
 }
 
-func (kept) Collect(metrics chan<- prometheus.Metric) {
+func (usageCollector) Collect(metrics chan<- prometheus.Metric) {
 	for _, kind := range quota.Kinds() {
 		usage := kind.Usage()
 		gauge := func(desc *prometheus.Desc, value int64) {
