@@ -27,10 +27,12 @@ http://:%[2]d {
 }
 `
 
-// turn is how long calls are made with the console closed or open: long enough for its pages to update.
+// turn is how long calls are made with the console closed or open: long enough for its pages to
+// update.
 const turn = 2 * time.Second
 
-// reportConsole compares calls while two browser tabs show live pages of the console with calls while it is closed.
+// reportConsole compares calls while two browser tabs show live pages of the console with calls
+// while it is closed.
 func reportConsole(ctx context.Context, chosen *regexp.Regexp, caddy string) error {
 	headed := false
 	for _, clients := range []int{1, 16} {

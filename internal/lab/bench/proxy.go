@@ -120,7 +120,8 @@ func printHeading(title, baseline, measured string) {
 		baseline+" p50, p99 ms", measured+" p50, p99", "caddy CPU ms/call")
 }
 
-// run measures both sites and prints a row. gw reports the processor time of the process that serves them.
+// run measures both sites and prints a row. gw reports the processor time of the process that
+// serves them.
 func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration }, slice time.Duration) error {
 	var results [2]struct {
 		rates     []float64

@@ -25,8 +25,9 @@ const (
 	replicaSize    = 1000
 )
 
-// replicaCaddyfile has clients with a rate limit that they do not reach. Its arguments after the ports are the port
-// and path of the server, the mcp_store option, the tokens of clients and the rate.
+// replicaCaddyfile has clients with a rate limit that they do not reach. Its arguments after the
+// ports are the port and path of the server, the mcp_store option, the tokens of clients and the
+// rate.
 const replicaCaddyfile = `{
 	admin off
 	persist_config off
@@ -53,7 +54,8 @@ http://:%[2]d {
 }
 `
 
-// reportReplicas compares rate limits in Redis with those in memory, and measures replicas behind a balancer.
+// reportReplicas compares rate limits in Redis with those in memory, and measures replicas behind a
+// balancer.
 func reportReplicas(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	const share = "replicas/share/"
 	var rates []int

@@ -31,11 +31,12 @@ func TestChildFails(t *testing.T) {
 	})
 	all := byEndpoint("200 result", "200 result", "200 result")
 	for _, f := range []fault{
-		{name: "is killed during a call", start: killed("bad"), tool: "hang", want: gatewayError("connect_error")},
+		{name: "is killed during a call", start: killRepeatedly("bad"), tool: "hang", want: gatewayError("connect_error")},
 		{name: "exits during a call", tool: "die", arguments: `{"code":3}`, calls: 1, want: gatewayError("connect_error")},
 		{name: "never responds", server: "hurried", tool: "hang", want: gatewayError("timeout")},
-		{name: "is suspended", server: "hurried", start: stopped("hurried"), tool: "echo", want: gatewayError("timeout")},
-		{name: "hangs and fails its health check", gateway: "/checked", start: stopped("hanging"), server: "hanging",
+		{name: "is suspended", server: "hurried", start: suspendServer("hurried"), tool: "echo",
+			want: gatewayError("timeout")},
+		{name: "hangs and fails its health check", gateway: "/checked", start: suspendServer("hanging"), server: "hanging",
 			tool: "echo", calls: 1, want: gatewayError("connect_error")},
 		{name: "writes lines that are not messages", tool: "noise", arguments: noiseArguments(lines), want: all},
 		{name: "writes much to stderr", tool: "stderr", arguments: noiseArguments(lines), want: all},
@@ -73,9 +74,9 @@ func (s *testbed) signal(server string, signal syscall.Signal) {
 	}
 }
 
-// stopped suspends the processes of a server with SIGSTOP until the fault ends or they are
+// suspendServer suspends the processes of a server with SIGSTOP until the fault ends or they are
 // killed.
-func stopped(server string) func(*faultRun) func() {
+func suspendServer(server string) func(*faultRun) func() {
 	return func(o *faultRun) func() {
 		stop := repeatEvery(20*time.Millisecond, func() { o.signal(server, syscall.SIGSTOP) })
 		await.Until(o.T, "the child to be stopped", func() bool {
@@ -88,8 +89,8 @@ func stopped(server string) func(*faultRun) func() {
 	}
 }
 
-// killed kills the processes of a server repeatedly.
-func killed(server string) func(*faultRun) func() {
+// killRepeatedly kills the processes of a server repeatedly, until the fault ends.
+func killRepeatedly(server string) func(*faultRun) func() {
 	return func(o *faultRun) func() {
 		return repeatEvery(300*time.Millisecond, func() { o.signal(server, syscall.SIGKILL) })
 	}

@@ -93,8 +93,8 @@ func sends(format string) func(*exchange) {
 	}
 }
 
-// sendsRepeatedly returns a handler that sends a start and then the same bytes repeatedly, until the
-// client disconnects or limit bytes are sent.
+// sendsRepeatedly returns a handler that sends a start and then the same bytes repeatedly, until
+// the client disconnects or limit bytes are sent.
 func sendsRepeatedly(start, repeated string, limit int) func(*exchange) {
 	return func(x *exchange) {
 		conn, _ := x.raw()

@@ -243,9 +243,8 @@ func (s *testbed) processes() (all []process) {
 	return all
 }
 
-// children returns the names of the servers that run as children of Caddy, except those in neverReady: the gateway
-// starts
-// those in the background, so one may run at any moment.
+// children returns the names of the servers that run as children of Caddy, except those in
+// neverReady: the gateway starts those in the background, so one may run at any moment.
 func (s *testbed) children() (names []string) {
 	for _, p := range s.processes() {
 		if !slices.Contains(s.neverReady, p.name) {
@@ -256,7 +255,8 @@ func (s *testbed) children() (names []string) {
 	return names
 }
 
-// countAtRest counts while no child is a zombie. Those in neverReady may start and exit at any moment.
+// countAtRest counts while no child is a zombie. Those in neverReady may start and exit at any
+// moment.
 func (s *testbed) countAtRest(t *testing.T) (c counts) {
 	t.Helper()
 	await.Until(t, "zombies to disappear", func() bool {
@@ -306,7 +306,8 @@ func (s *testbed) resetPeak(t *testing.T) {
 	}
 }
 
-// adminRequest makes a request to Caddy's admin API. It retries, because a reload may drop a request.
+// adminRequest makes a request to Caddy's admin API. It retries, because a reload may drop a
+// request.
 func (s *testbed) adminRequest(t *testing.T, method, path, body string) string {
 	t.Helper()
 	var reply []byte

@@ -381,8 +381,8 @@ func (d *driver) responder(ctx context.Context) mcpclient.Responder {
 	}
 }
 
-// respond returns the response to an elicitation. It fills in forms with example values, and logs in
-// at a URL before it accepts.
+// respond returns the response to an elicitation. It fills in forms with example values, and logs
+// in at a URL before it accepts.
 func (d *driver) respond(ctx context.Context, method string, params json.RawMessage) (string, error) {
 	var question struct {
 		Mode, URL       string

@@ -30,9 +30,9 @@ func testServers(ctx context.Context, opts options, suite *suite, tables []table
 	return reportServers(os.Stdout, tables)
 }
 
-// fillServers runs the suite for every column of the tables. Targets share only the gateway, so several
-// run at a time: the suite mostly waits. The revisions run one after the other, because both use
-// the server of a target.
+// fillServers runs the suite for every column of the tables. Targets share only the gateway, so
+// several run at a time: the suite mostly waits. The revisions run one after the other, because
+// both use the server of a target.
 func fillServers(ctx context.Context, opts options, suite *suite, targets []target, tables []table, dir string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

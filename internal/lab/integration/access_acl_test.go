@@ -33,8 +33,8 @@ func rulesForEve(rules ...string) []string {
 		block("client zoe", "token "+zoeToken)}
 }
 
-// listKinds are the list methods of servers, the result member with the items, and the member that identifies an
-// item.
+// listKinds are the list methods of servers, the result member with the items, and the member that
+// identifies an item.
 var listKinds = []struct{ method, kind, member string }{
 	{"tools/list", "tools", "name"},
 	{"prompts/list", "prompts", "name"},
@@ -1056,7 +1056,7 @@ func TestAccessToOddLists(t *testing.T) {
 }
 
 // A client gets no notifications from a server that is denied to it (A53).
-func TestAccessToNewsOfServers(t *testing.T) {
+func TestAccessToNotifications(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
 		t.Run("A53 A57 "+era.name, func(t *testing.T) {
@@ -1085,7 +1085,7 @@ func TestAccessToNewsOfServers(t *testing.T) {
 }
 
 // Instructions and server info follow the rules of the client (A53) and are redacted (A56).
-func TestAccessToIntroductions(t *testing.T) {
+func TestAccessToHandshakes(t *testing.T) {
 	isolate(t)
 	alpha, beta := newLenientServer(t, "echo"), newLenientServer(t, "echo")
 	for name, w := range map[string]*remoteServer{"alpha": alpha, "beta": beta} {

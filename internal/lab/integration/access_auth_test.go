@@ -216,8 +216,8 @@ type badCredentials struct {
 	query   string
 }
 
-// expectRefusedEverywhere fails the test unless every endpoint refuses the credentials and the server receives
-// nothing.
+// expectRefusedEverywhere fails the test unless every endpoint refuses the credentials and the
+// server receives nothing.
 func expectRefusedEverywhere(t *testing.T, client *http.Client, url, requirement string, server *remoteServer,
 	all []badCredentials) {
 	t.Helper()
@@ -322,7 +322,7 @@ func TestAccessByWrongTokens(t *testing.T) {
 }
 
 // The gateway does not forward its tokens to servers (A31).
-func TestAccessTokenStaysHere(t *testing.T) {
+func TestAccessTokenIsNotForwarded(t *testing.T) {
 	isolate(t)
 	const token = "s3-AbCdEf0123456789"
 	setenv(t, "ACCESS_TOKEN", token)
@@ -977,8 +977,8 @@ type tlsSite struct {
 	own     tls.Certificate
 }
 
-// newTLSSite returns a site with a certificate from an authority, and the lines of its Caddyfile that make it accept
-// client certificates.
+// newTLSSite returns a site with a certificate from an authority, and the lines of its Caddyfile
+// that make it accept client certificates.
 func newTLSSite(t *testing.T, trusted *authority, mode string) (s *tlsSite, lines string) {
 	t.Helper()
 	s = &tlsSite{address: freeAddress(t), server: x509.NewCertPool()}
@@ -992,7 +992,8 @@ func newTLSSite(t *testing.T, trusted *authority, mode string) (s *tlsSite, line
 	return s, block("tls "+certificate+" "+key, block("client_auth", "mode "+mode, "trust_pool file "+pool))
 }
 
-// clientWith returns a client that sends a certificate even if the server did not ask for one from its authority.
+// clientWith returns a client that sends a certificate even if the server did not ask for one from
+// its authority.
 func (s *tlsSite) clientWith(t *testing.T, certificates ...tls.Certificate) *http.Client {
 	t.Helper()
 	config := &tls.Config{RootCAs: s.server, ServerName: "localhost"}
@@ -1248,7 +1249,8 @@ func TestAccessToSessionsOfOthers(t *testing.T) {
 	}
 }
 
-// Client credentials are not forwarded unless configured. Credentials of a server go to that server only.
+// Client credentials are not forwarded unless configured. Credentials of a server go to that server
+// only.
 func TestAccessForwardedCredentials(t *testing.T) {
 	isolate(t)
 	const token, key = "s3-AbCdEf0123456789", "upstream-key-0123456789"
@@ -1504,8 +1506,8 @@ func TestAccessTakenAway(t *testing.T) {
 	})
 }
 
-// Only a new request can show whether a certificate, a JWT or Caddy's own authentication still admits a client. So a
-// reload ends the streams of such clients, and they must authenticate again.
+// Only a new request can show whether a certificate, a JWT or Caddy's own authentication still
+// admits a client. So a reload ends the streams of such clients, and they must authenticate again.
 func TestAccessIsProvedAgainAfterReloads(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")

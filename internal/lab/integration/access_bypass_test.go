@@ -49,7 +49,7 @@ func TestAccessToStreamsOfOneServer(t *testing.T) {
 }
 
 // Cached data of a server is not sent to clients that lost access to it (A53).
-func TestAccessToWhatWasKept(t *testing.T) {
+func TestAccessToCachedData(t *testing.T) {
 	isolate(t)
 	keeps := func(server string) string {
 		w := newLenientServer(t, "read")
@@ -85,7 +85,7 @@ func TestAccessToWhatWasKept(t *testing.T) {
 }
 
 // A signing client keeps one identity over all its requests (A77).
-func TestAccessBySignatureIsOfOneClient(t *testing.T) {
+func TestAccessBySignatureIsOneIdentity(t *testing.T) {
 	isolate(t)
 	setenv(t, "ALICE_SECRET", aliceSecret)
 	setenv(t, "BOB_SECRET", bobSecret)
@@ -101,7 +101,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 				"Mcp-Name: far__tool",
 				signedHeader(name, secret, "POST", pathOf(t, joinedAt(url)), message))
 			if got.StatusCode != 200 {
-				t.Fatalf("%d %s", got.StatusCode, got.body)
+				t.Fatalf("got %d %s", got.StatusCode, got.body)
 			}
 		}
 		if handshakes := remote.Count("initialize") - before; handshakes != 1 {
@@ -111,7 +111,7 @@ func TestAccessBySignatureIsOfOneClient(t *testing.T) {
 }
 
 // The gauge of a child is removed with its server (A52).
-func TestOperateGaugeOfAChildThatIsGone(t *testing.T) {
+func TestOperateGaugeOfRemovedServer(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
 	load(t, site(address, gateway(child("leaving"), child("staying"))))

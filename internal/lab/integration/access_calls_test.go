@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// callRules are rules that decide by the call, not only by the tool. No two conditions of one client contradict each
-// other: the gateway lists a tool if each condition may hold.
+// callRules are rules that decide by the call, not only by the tool. No two conditions of one
+// client contradict each other: the gateway lists a tool if each condition may hold.
 var callRules = slices.Concat([]string{
 	"deny when arguments.force",
 	`deny when "force" in arguments && arguments.force`,
@@ -80,7 +80,8 @@ func newArguments(text string) matrixArguments {
 	return a
 }
 
-// isValid reports whether the arguments conform to MCP. The gateway may refuse others for that reason.
+// isValid reports whether the arguments conform to MCP. The gateway may refuse others for that
+// reason.
 func (a matrixArguments) isValid() bool { return !strings.Contains(a.text, "%s") }
 
 // with returns the arguments as JSON, with the name of a row.
@@ -133,7 +134,8 @@ var plainArguments = func() (all []matrixArguments) {
 	return all
 }()
 
-// A verdict is the result of a condition. isTrue minus a verdict negates it; && is the minimum and || the maximum.
+// A verdict is the result of a condition. isTrue minus a verdict negates it; && is the minimum and
+// || the maximum.
 type verdict int
 
 const (
@@ -232,8 +234,8 @@ func evaluateTerm(term, client string, tool matrixTool, arguments matrixArgument
 	return isError
 }
 
-// Clients whose rules depend on arguments or require confirmation list and call tools at all endpoints. Their users
-// accept, decline or cannot be asked.
+// Clients whose rules depend on arguments or require confirmation list and call tools at all
+// endpoints. Their users accept, decline or cannot be asked.
 func TestAccessMatrixOfCalls(t *testing.T) {
 	isolate(t)
 	m := accessMatrix{rules: callRules, arguments: callArguments, answers: []string{"accept", "decline", ""}}
@@ -243,7 +245,8 @@ func TestAccessMatrixOfCalls(t *testing.T) {
 	}
 }
 
-// A client sends arguments with duplicate members. The server never receives other values than the rules decided on.
+// A client sends arguments with duplicate members. The server never receives other values than the
+// rules decided on.
 func TestAccessOtherArguments(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, plainTool("run"))

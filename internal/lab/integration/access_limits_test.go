@@ -16,7 +16,8 @@ import (
 
 // The limits of these tests are per hour, so no test regains quota while it runs.
 
-// expectLimited fails the test unless the request was refused as rate limited, with a Retry-After of at most within.
+// expectLimited fails the test unless the request was refused as rate limited, with a Retry-After
+// of at most within.
 func expectLimited(t *testing.T, what string, got reply, within time.Duration) {
 	t.Helper()
 	if got.status != 429 || got.answer.Error == nil || got.answer.Error.Message != "Rate limit exceeded" ||
@@ -57,7 +58,7 @@ func TestAccessWithinLimits(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
 	for _, era := range clientEras {
-		t.Run("A32 the sixth of five at /mcp of a "+era.name, func(t *testing.T) {
+		t.Run("A32 the sixth request exceeds a limit of five at /mcp of a "+era.name, func(t *testing.T) {
 			url := serve(t, gateway("separator __", "name "+strings.ReplaceAll(era.name, " ", "-"), "rate 5/1h",
 				server.line("alpha")))
 			method := "ping"
@@ -83,7 +84,7 @@ func TestAccessWithinLimits(t *testing.T) {
 		})
 	}
 	for _, path := range []string{"/mcp/{server}", "/rpc"} {
-		t.Run("A32 the sixth of five at "+path, func(t *testing.T) {
+		t.Run("A32 the sixth request exceeds a limit of five at "+path, func(t *testing.T) {
 			url := serve(t, gateway("name "+strconv.Quote(path), "rate 5/1h", server.line("alpha")))
 			endpoint := mcpAt(url, "alpha")
 			if path == "/rpc" {
@@ -129,7 +130,7 @@ func TestAccessWithinLimits(t *testing.T) {
 		url := serve(t, gateway("name little", "rate 10/1s", server.line("alpha")))
 		endpoint := rpcAt(url, "alpha")
 		if n := remainingPings(t, client, endpoint); n < 10 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want at least 10", n)
 		}
 		await.Until(t, "one more", func() bool { return post(t, endpoint, rpc("ping", `{}`)).StatusCode == 200 })
 	})
@@ -139,7 +140,7 @@ func TestAccessWithinLimits(t *testing.T) {
 		began := time.Now()
 		n := remainingPings(t, client, endpoint)
 		if more := int(time.Since(began) / (12 * time.Second)); n < 5 || n > 5+more {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 5 to %d", n, 5+more)
 		}
 		got := post(t, endpoint, rpc("ping", `{}`))
 		if after, _ := strconv.Atoi(got.Header.Get("Retry-After")); got.StatusCode == 429 && (after < 1 || after > 12) {
@@ -164,7 +165,7 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 		url := serve(t, gateway("name address", "rate 5/1h", server.line("alpha")))
 		endpoint := rpcAt(url, "alpha")
 		if n := remainingPings(t, client, endpoint); n != 5 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 5", n)
 		}
 		for i := range 5 { // with any client name
 			for _, header := range []string{bearer(fmt.Sprintf("invented-%d", i)), fmt.Sprintf("X-Forwarded-For: 10.0.0.%d", i),
@@ -174,7 +175,7 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 			expectRefused(t, post(t, endpoint, rpc("ping", fmt.Sprintf(`{"proxy":{"authToken":"invented-%d"}}`, i))), 429)
 		}
 		if n := remainingPings(t, clientFrom(t, "127.0.0.2"), endpoint); n != 5 {
-			t.Errorf("from another address %d were let through", n)
+			t.Errorf("from another address %d requests succeeded, want 5", n)
 		}
 		expectRefused(t, post(t, endpoint, rpc("ping", `{}`)), 429)
 	})
@@ -190,10 +191,10 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 		}
 		for _, token := range []string{"one-AbCdEf0123456789", "two-AbCdEf0123456789"} {
 			if n := remainingPings(t, client, endpoint, bearer(token)); n != 5 {
-				t.Errorf("%d were let through", n)
+				t.Errorf("%d requests succeeded, want 5", n)
 			}
 			if n := remainingPings(t, clientFrom(t, "127.0.0.2"), endpoint, bearer(token)); n != 0 {
-				t.Errorf("from another address %d more were let through", n)
+				t.Errorf("from another address %d more requests succeeded, want 0", n)
 			}
 		}
 	})
@@ -207,7 +208,7 @@ func TestAccessLimitsOfEachClient(t *testing.T) {
 		endpoint := rpcAt(url, "alpha")
 		for token, want := range map[string]int{"small": 3, "large": 7, "free": 50, "teama": 4, "teamb": 4} {
 			if n := remainingPings(t, client, endpoint, bearer(token+"-AbCdEf0123456789")); n != want {
-				t.Errorf("A63 %s: %d were let through, want %d", token, n, want)
+				t.Errorf("A63 %s: %d requests succeeded, want %d", token, n, want)
 			}
 		}
 	})
@@ -225,7 +226,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 		endpoint := rpcAt(url, "alpha")
 		before := len(server.params("tools/call"))
 		if n := countUntilRefused(t, func() int { return call(t, endpoint, "slow") }); n != 2 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 2", n)
 		}
 		if n := len(server.params("tools/call")) - before; n != 2 {
 			t.Errorf("the server got %d calls", n)
@@ -254,7 +255,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 			}
 		}
 		if n := countUntilRefused(t, func() int { return call(t, rpcAt(url, "beta"), "echo") }); n != 2 {
-			t.Errorf("%d of the other server were let through", n)
+			t.Errorf("%d calls of the other server succeeded, want 2", n)
 		}
 		for range 10 {
 			if status := call(t, rpcAt(url, "alpha"), "echo"); status != 200 {
@@ -273,7 +274,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 			}
 			if n := countUntilRefused(t,
 				func() int { return c.ask(t, "tools/call", callToolParams("alpha__slow", `{}`)).status }); n != want {
-				t.Errorf("%s: %d were let through", era.name, n)
+				t.Errorf("%s: %d requests succeeded, want %d", era.name, n, want)
 			}
 			expectLimited(t, "by its name", c.ask(t, "tools/call", callOf("alpha", "slow", `{}`)), time.Hour)
 		}
@@ -305,7 +306,7 @@ func TestAccessLimitsOfTools(t *testing.T) {
 			if n := countUntilRefused(t, func() int {
 				return call(t, rpcAt(url, "alpha"), "slow", bearer(token+"-AbCdEf0123456789"))
 			}); n != want {
-				t.Errorf("%s: %d were let through", token, n)
+				t.Errorf("%s: %d requests succeeded, want %d", token, n, want)
 			}
 		}
 	})
@@ -317,7 +318,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 	t.Run("A65 a burst is lower than the long-term limit", func(t *testing.T) {
 		url := serve(t, gateway("name burst", "rate 60/10h burst 10", server.line("alpha")))
 		if n := remainingPings(t, client, rpcAt(url, "alpha")); n != 10 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 10", n)
 		}
 		got := post(t, rpcAt(url, "alpha"), rpc("ping", `{}`))
 		if after, _ := strconv.Atoi(got.Header.Get("Retry-After")); after < 1 || after > 600 {
@@ -329,14 +330,14 @@ func TestAccessLimitsTogether(t *testing.T) {
 		began := time.Now()
 		n := remainingPings(t, client, rpcAt(url, "alpha"))
 		if more := int(time.Since(began) / time.Second); n < 10 || n > 10+more {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 10 to %d", n, 10+more)
 		}
 		await.Until(t, "one more", func() bool { return post(t, rpcAt(url, "alpha"), rpc("ping", `{}`)).StatusCode == 200 })
 	})
 	t.Run("A65 two rates of the same client", func(t *testing.T) {
 		url := serve(t, gateway("name two", "rate 100/1h", "rate 4/1h", server.line("alpha")))
 		if n := remainingPings(t, client, rpcAt(url, "alpha")); n != 4 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 4", n)
 		}
 	})
 	t.Run("A65 a request refused by one limit does not use up another", func(t *testing.T) {
@@ -353,7 +354,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 			}
 		}
 		if n := countUntilRefused(t, func() int { return call("echo") }); n != 8 {
-			t.Errorf("%d of 8 were let through", n)
+			t.Errorf("%d requests succeeded, want 8", n)
 		}
 	})
 	t.Run("A65 the same in reverse order", func(t *testing.T) {
@@ -373,7 +374,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 		}
 		load(t, config(""))
 		if n := countUntilRefused(t, call); n != 2 {
-			t.Errorf("%d of 2 were let through", n)
+			t.Errorf("%d requests succeeded, want 2", n)
 		}
 	})
 	t.Run("A54 A64 denied calls use no quota", func(t *testing.T) {
@@ -384,7 +385,7 @@ func TestAccessLimitsTogether(t *testing.T) {
 				bearer("one-AbCdEf0123456789")), 403)
 		}
 		if n := remainingPings(t, client, rpcAt(url, "alpha"), bearer("one-AbCdEf0123456789")); n != 5 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 5", n)
 		}
 	})
 }
@@ -407,7 +408,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 	t.Run("A63 remaining quota is kept", func(t *testing.T) {
 		load(t, config("rate 5/1h")+site(freeAddress(t), "respond x"))
 		if n := remainingPings(t, client, endpoint, headers...); n != 3 {
-			t.Errorf("%d of 3 were let through", n)
+			t.Errorf("%d requests succeeded, want 3", n)
 		}
 	})
 	t.Run("A63 an empty quota stays empty", func(t *testing.T) {
@@ -416,7 +417,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 			load(t, config("rate 5/1h"))
 		}
 		if n := remainingPings(t, client, endpoint, headers...); n != 0 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want 0", n)
 		}
 	})
 	t.Run("A63 a higher limit", func(t *testing.T) {
@@ -426,7 +427,7 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 	t.Run("A63 a lower limit", func(t *testing.T) {
 		load(t, config("rate 3/1h"))
 		if n := remainingPings(t, client, endpoint, headers...); n > 3 {
-			t.Errorf("%d were let through", n)
+			t.Errorf("%d requests succeeded, want at most 3", n)
 		}
 	})
 	t.Run("A63 no limit", func(t *testing.T) {
@@ -437,7 +438,8 @@ func TestAccessLimitsAfterReloads(t *testing.T) {
 	})
 }
 
-// Two clients make ten thousand concurrent calls of two tools under overlapping limits. The limits hold exactly.
+// Two clients make ten thousand concurrent calls of two tools under overlapping limits. The limits
+// hold exactly.
 func TestAccessLimitsUnderTraffic(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo", "slow")
@@ -477,7 +479,7 @@ func TestAccessLimitsUnderTraffic(t *testing.T) {
 	for k, want := range map[key]int{{"one", "slow"}: 1000, {"one", "echo"}: 2000, {"two", "slow"}: 1500,
 		{"two", "echo"}: 2500} {
 		if got := passed[k]; got < want-1 || got > want+1 {
-			t.Errorf("A65 %d calls of %s by %s were let through, want %d", got, k.tool, k.client, want)
+			t.Errorf("A65 %d calls of %s by %s succeeded, want %d", got, k.tool, k.client, want)
 		}
 	}
 	if got, want := server.Count(), passed[key{"one", "slow"}]+passed[key{"one", "echo"}]+passed[key{"two", "slow"}]+

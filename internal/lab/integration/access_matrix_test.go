@@ -58,7 +58,8 @@ var matrixWords = []string{"granite", "velvet", "harbor"}
 // unannotated are the annotations that a tool without any has by default.
 var unannotated = []string{"destructive", "open_world"}
 
-// oddAnnotations are members of tool definitions that violate the specification. Ambiguous ones count as missing.
+// oddAnnotations are members of tool definitions that violate the specification. Ambiguous ones
+// count as missing.
 var oddAnnotations = []struct {
 	members     string
 	annotations []string
@@ -141,8 +142,8 @@ type ruling struct {
 	index        int // position of the rule
 }
 
-// decide returns the decision of rules on a call as documented: the first matching rule decides. It does not use any
-// code of the gateway.
+// decide returns the decision of rules on a call as documented: the first matching rule decides. It
+// does not use any code of the gateway.
 func decide(rules, client string, tool matrixTool, arguments matrixArguments) ruling {
 	byDefault, index := "allow", 0
 	for line := range strings.Lines(rules) {
@@ -198,8 +199,9 @@ func (t matrixTool) isSelectedBy(pattern string) bool {
 	return named && (annotation == "tool" || slices.Contains(t.annotations, annotation))
 }
 
-// explainTool returns the decision of rules on a tool before its arguments are known, and whether it depends on them.
-// It is the first decision, in order of the rules, that lets any plain arguments through.
+// explainTool returns the decision of rules on a tool before its arguments are known, and whether
+// it depends on them. It is the first decision, in order of the rules, that lets any plain
+// arguments through.
 func explainTool(rules, client string, tool matrixTool) (first ruling, depends bool) {
 	found := map[ruling]bool{}
 	for _, arguments := range plainArguments {
@@ -259,7 +261,8 @@ func (c matrixClient) call(t *testing.T, params string) mcpclient.Message {
 	return got.Message
 }
 
-// A matrixEndpoint lists tools as server::tool and calls them, in one of the ways that clients have.
+// A matrixEndpoint lists tools as server::tool and calls them, in one of the ways that clients
+// have.
 type matrixEndpoint struct {
 	name string
 	*matrixUser
@@ -345,8 +348,8 @@ func stdioEndpoint(t *testing.T, p *stdioProcess) matrixEndpoint {
 		}}
 }
 
-// An accessMatrix has clients with different rules. They list and call tools at all endpoints. A tool is listed if
-// and only if a call with some arguments reaches the server.
+// An accessMatrix has clients with different rules. They list and call tools at all endpoints. A
+// tool is listed if and only if a call with some arguments reaches the server.
 type accessMatrix struct {
 	rules     []string
 	tools     []matrixTool
@@ -550,10 +553,11 @@ func (m *accessMatrix) compare(t *testing.T, servers map[string]*remoteServer) {
 			t.Errorf("%s did not reach the server", row)
 		}
 	}
-	t.Logf("%d rows, %d calls let through", m.rows, len(reached))
+	t.Logf("%d rows, %d calls reached servers", m.rows, len(reached))
 }
 
-// Clients with rules of all kinds list and call tools with all combinations of annotations, at all endpoints.
+// Clients with rules of all kinds list and call tools with all combinations of annotations, at all
+// endpoints.
 func TestAccessMatrix(t *testing.T) {
 	isolate(t)
 	m := accessMatrix{

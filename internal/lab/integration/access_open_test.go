@@ -10,8 +10,8 @@ import (
 // openWarning is logged for a gateway without auth that other machines can reach.
 const openWarning = "other machines can use this gateway without credentials"
 
-// The gateway warns if other machines can reach it without auth. The host name of a site does not matter: it listens
-// on all addresses.
+// The gateway warns if other machines can reach it without auth. The host name of a site does not
+// matter: it listens on all addresses.
 func TestOpenGatewayWarns(t *testing.T) { // A30
 	isolate(t)
 	sample := block("server sample", "mcp_sample")
@@ -127,8 +127,8 @@ func TestGatewayAnnouncesNames(t *testing.T) {
 	}
 }
 
-// Clients that support OAuth look for a login if their token is refused. The error tells users to send a token
-// instead.
+// Clients that support OAuth look for a login if their token is refused. The error tells users to
+// send a token instead.
 func TestRefusedTokenIsExplained(t *testing.T) { // A30
 	isolate(t)
 	const token = "0123456789abcdef0123456789abcdef"

@@ -288,7 +288,8 @@ func TestAccessRedactsQuestions(t *testing.T) {
 	}
 }
 
-// Redaction precedes masking: a key across the cut is redacted, and the recovered original does not contain it (A56).
+// Redaction precedes masking: a key across the cut is redacted, and the recovered original does not
+// contain it (A56).
 func TestAccessRedactsBeforeMasking(t *testing.T) {
 	isolate(t)
 	// Keys at the end of the head, at the start of the tail, and in the part left out.
@@ -466,7 +467,8 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 	}
 }
 
-// A client with redaction gets no response that it may decode in another way than the gateway did (A56).
+// A client with redaction gets no response that it may decode in another way than the gateway did
+// (A56).
 func TestAccessRedactsOtherCharsets(t *testing.T) {
 	isolate(t)
 	answer := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"the key is ` + aKey + `"}]}}`
@@ -574,7 +576,7 @@ func TestAccessRedactsAddresses(t *testing.T) {
 }
 
 // A client with redaction gets results of any size, and streams without delay (A56).
-func TestAccessRedactsOnTheWay(t *testing.T) {
+func TestAccessRedactsStreams(t *testing.T) {
 	isolate(t)
 	t.Run("A41 A56 nine megabytes", func(t *testing.T) {
 		server := newLenientServer(t, "read")

@@ -422,7 +422,8 @@ func (v *leakTest) collectFiles(t *testing.T) {
 	}
 }
 
-// Secrets are in environments and requests, and in nothing that the process writes or sends elsewhere (A31).
+// Secrets are in environments and requests, and in nothing that the process writes or sends
+// elsewhere (A31).
 func TestAccessKeepsSecrets(t *testing.T) {
 	isolate(t)
 	v := newLeakTest(t)

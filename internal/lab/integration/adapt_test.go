@@ -9,7 +9,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddytest"
 )
 
-// Each Caddyfile under testdata/adapt becomes the JSON below its line of dashes, the format of Caddy's own tests.
+// Each Caddyfile under testdata/adapt becomes the JSON below its line of dashes, the format of
+// Caddy's own tests.
 func TestAdapt(t *testing.T) {
 	isolate(t)
 	files, err := filepath.Glob("testdata/adapt/*.caddyfiletest")

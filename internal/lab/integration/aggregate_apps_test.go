@@ -71,8 +71,8 @@ func contentsOf(t *testing.T, result json.RawMessage) string {
 
 func readURI(uri string) string { return `{"uri":` + quote(uri) + `}` }
 
-// Hosts of both eras read the UI resources of all example servers through one gateway. They get every byte of the
-// servers, even if results are masked.
+// Hosts of both eras read the UI resources of all example servers through one gateway. They get
+// every byte of the servers, even if results are masked.
 func TestAppsOfExampleServers(t *testing.T) {
 	isolate(t)
 	lines := []string{"separator __", "join_timeout 2m", "response_timeout 2m", "mask"} // the machine may be slow
@@ -146,8 +146,8 @@ func uiResources(t *testing.T, name string, s *directServer) (uis []exampleUI) {
 	return uis
 }
 
-// newAppServer starts a server of both eras whose tool has a UI resource. The resource contains the name of the
-// server.
+// newAppServer starts a server of both eras whose tool has a UI resource. The resource contains the
+// name of the server.
 func newAppServer(t *testing.T, name, uri string) *remoteServer {
 	t.Helper()
 	s := serveScript(t, &mcptest.Script{Tools: []string{
@@ -219,8 +219,8 @@ func TestAppsWithTheSameURIStayApart(t *testing.T) {
 	}
 }
 
-// A client can read a resource by each URI that its server names, and by no other. A denied resource looks like an
-// unknown one.
+// A client can read a resource by each URI that its server names, and by no other. A denied
+// resource looks like an unknown one.
 func TestResourcesByTheirOwnURIs(t *testing.T) {
 	isolate(t)
 	secret, open, hidden := newAppServer(t, "secret", "ui://secret"), newAppServer(t, "open", "ui://open"),
@@ -274,7 +274,8 @@ func TestResourcesByTheirOwnURIs(t *testing.T) {
 	}
 }
 
-// Extensions pass in both directions: servers learn which clients show UIs, and clients which servers have some.
+// Extensions pass in both directions: servers learn which clients show UIs, and clients which
+// servers have some.
 func TestExtensionsPassBothWays(t *testing.T) {
 	isolate(t)
 	const ours = `"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}`

@@ -179,14 +179,14 @@ func TestAggregateDiscoveryWithRecovery(t *testing.T) {
 			}
 			if r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":9990}`, handle[2])); r.IsError ||
 				r.Content[0].Text != strings.Repeat("x", 10) {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v", r)
 			}
 		})
 	}
 }
 
 // Search finds new tools and servers, and no removed ones.
-func TestAggregateDiscoveryOfWhatChanges(t *testing.T) {
+func TestAggregateDiscoveryOfChanges(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
 	config := func(servers ...string) string {

@@ -14,12 +14,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// eraServers are the servers of the gateway in order: children and HTTP servers of the legacy era, of the modern era,
-// and of both.
+// eraServers are the servers of the gateway in order: children and HTTP servers of the legacy era,
+// of the modern era, and of both.
 var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth", "farsse"}
 
-// isModern reports whether the gateway uses the modern era with a server: the server has no other, or both the server
-// and the client support it.
+// isModern reports whether the gateway uses the modern era with a server: the server has no other,
+// or both the server and the client support it.
 func isModern(server string, modernClient bool) bool {
 	return strings.HasSuffix(server, "new") || strings.HasSuffix(server, "both") && modernClient
 }
@@ -417,8 +417,8 @@ func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 	})
 }
 
-// A server sends three server requests in one call, one after the other. In another call it sends two at once, which
-// the client answers in reverse order.
+// A server sends three server requests in one call, one after the other. In another call it sends
+// two at once, which the client answers in reverse order.
 func TestAggregateEraSeveralQuestions(t *testing.T) {
 	isolate(t)
 	const form = `{"action":"accept","content":{"n":%d}}`
@@ -534,8 +534,8 @@ func TestAggregateEraNoEventStream(t *testing.T) {
 	}
 }
 
-// beginHangingCall begins a call that does not end, and waits until the server has received it. ended counts the
-// calls that the server has seen cancelled.
+// beginHangingCall begins a call that does not end, and waits until the server has received it.
+// ended counts the calls that the server has seen cancelled.
 func (e *eraGateway) beginHangingCall(t *testing.T, c *testClient, server string) (d *exchange, ended func() int) {
 	t.Helper()
 	if remote := e.remote[server]; remote != nil {
@@ -664,7 +664,8 @@ func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 	}
 }
 
-// One legacy server requests input from many modern clients at once, with the same ids in all sessions.
+// One legacy server requests input from many modern clients at once, with the same ids in all
+// sessions.
 func TestAggregateEraManyHeldCalls(t *testing.T) {
 	isolate(t)
 	e := newEraGateway(t)
@@ -723,8 +724,8 @@ func TestAggregateEraListen(t *testing.T) {
 	}
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
-			// next returns the next message from this server. Servers may have sent list_changed late, so others are
-			// skipped.
+			// next returns the next message from this server. Servers may have sent list_changed late, so
+			// others are skipped.
 			next := func() mcpclient.Message {
 				for {
 					if m := d.next(t); m.Params.Proxy.Server == server {
@@ -954,8 +955,8 @@ func TestAggregateEraModernRules(t *testing.T) {
 	c.post(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
 }
 
-// Headers that repeat arguments are forwarded, added for clients that do not send them, and removed for servers that
-// do not use them.
+// Headers that repeat arguments are forwarded, added for clients that do not send them, and removed
+// for servers that do not use them.
 func TestAggregateEraParamHeaders(t *testing.T) {
 	isolate(t)
 	e := newEraGateway(t)
@@ -992,8 +993,8 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 	})
 }
 
-// newInvalidServer starts a server of 2026-07-28 with a valid tool and a tool whose x-mcp-header is not a valid
-// header name.
+// newInvalidServer starts a server of 2026-07-28 with a valid tool and a tool whose x-mcp-header is
+// not a valid header name.
 func newInvalidServer(t *testing.T) *remoteServer {
 	t.Helper()
 	remote := newLenientServer(t, "good")
@@ -1110,9 +1111,9 @@ func TestAggregateEraLogs(t *testing.T) {
 	})
 }
 
-// Server requests outside of a call reach a legacy client on its stream. A modern client gets them in the response to
-// its call, or the server gets an error.
-func TestAggregateEraQuestionsAside(t *testing.T) {
+// Server requests outside of a call reach a legacy client on its stream. A modern client gets them
+// in the response to its call, or the server gets an error.
+func TestAggregateEraRequestsOutsideOfCalls(t *testing.T) {
 	isolate(t)
 	e := newEraGateway(t, "response_timeout 10s") // less than patience
 	params := callOf("farold", "ask", `{"method":"roots/list","aside":true}`)
@@ -1367,7 +1368,8 @@ func TestAggregateEraPriming(t *testing.T) {
 	}
 }
 
-// Modern clients without identity have calls in flight with equal ids. A legacy server gets distinct ids.
+// Modern clients without identity have calls in flight with equal ids. A legacy server gets
+// distinct ids.
 func TestAggregateEraEqualIDs(t *testing.T) {
 	isolate(t)
 	e := newEraGateway(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// A client uses the tasks and skills of two reference servers at once, over HTTP and as a child process. A task
-// belongs to its client and survives a reload.
+// A client uses the tasks and skills of two reference servers at once, over HTTP and as a child
+// process. A task belongs to its client and survives a reload.
 func TestAggregateExtensions(t *testing.T) {
 	isolate(t)
 	programs := buildPrograms(t)

@@ -91,8 +91,8 @@ func (s *httpSSEServer) await(t *testing.T, line string, n int) {
 	await.Until(t, fmt.Sprintf("%d × %s", n, line), func() bool { return s.count(line) >= n })
 }
 
-// Servers of the protocol's first revision work like others, for clients of both eras and together with other
-// servers.
+// Servers of the protocol's first revision work like others, for clients of both eras and together
+// with other servers.
 func TestAggregateHTTPSSE(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
@@ -293,8 +293,8 @@ func TestAggregateHTTPSSEStops(t *testing.T) {
 	await.Until(t, "the streams to end", func() bool { now, _ := server.Open(); return now == 0 })
 }
 
-// All requests to an HTTP+SSE server pass its handlers. Configured answers are posted to the endpoint that the server
-// names.
+// All requests to an HTTP+SSE server pass its handlers. Configured answers are posted to the
+// endpoint that the server names.
 func TestAggregateHTTPSSEHandlers(t *testing.T) {
 	isolate(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true}

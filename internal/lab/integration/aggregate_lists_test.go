@@ -526,7 +526,7 @@ func TestAggregateManyTools(t *testing.T) {
 	}
 }
 
-func TestAggregateListsWithoutSome(t *testing.T) {
+func TestAggregateListsWithoutFailedServers(t *testing.T) {
 	isolate(t)
 	silent := newRemoteServer(t, "tool")
 	over := make(chan struct{})

@@ -32,8 +32,8 @@ type joinedResult struct {
 // toolName matches the tool names that model APIs accept (R11).
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// Official clients use official servers through one gateway: child processes, Streamable HTTP and HTTP+SSE, of both
-// eras.
+// Official clients use official servers through one gateway: child processes, Streamable HTTP and
+// HTTP+SSE, of both eras.
 func TestAggregatePeers(t *testing.T) {
 	isolate(t)
 	programs := buildPrograms(t)
@@ -167,7 +167,8 @@ func TestAggregatePeers(t *testing.T) {
 			case r.times > 0 && strings.Count(string(got.Result), want) != r.times, !strings.Contains(string(got.Result), want):
 				t.Errorf("%s: %.1000s\nwant %s", r.Params, got.Result, want)
 			}
-			// The SDKs drop progress that arrives with the result. Some add one, without a total, for a server request.
+			// The SDKs drop progress that arrives with the result. Some add one, without a total, for a
+			// server request.
 			if !strings.Contains(string(r.Params), "long-running") {
 				continue
 			}
@@ -230,7 +231,8 @@ func TestAggregatePeers(t *testing.T) {
 			}
 			check(t, outcome, requests)
 		})
-		// A client without capabilities can use all tools, and gets an error where a server requests input.
+		// A client without capabilities can use all tools, and gets an error where a server requests
+		// input.
 		if tt.era == "legacy" || tt.era == "auto" {
 			continue // one of each era is enough
 		}

@@ -14,8 +14,8 @@ import (
 var handlePattern = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ ` +
 	`id=(obs_[A-Za-z0-9]{10})\]`)
 
-// unicodeText returns a text that is hard to recover: characters of one to four bytes, and characters that JSON
-// escapes. Each line has its number.
+// unicodeText returns a text that is hard to recover: characters of one to four bytes, and
+// characters that JSON escapes. Each line has its number.
 func unicodeText(lines int) string {
 	var b strings.Builder
 	for i := range lines {
@@ -106,7 +106,7 @@ func TestAggregateRecovery(t *testing.T) {
 					whole.WriteString(r.Content[0].Text)
 					if r.IsError || r.Meta.Total != len([]rune(original)) || strings.Contains(r.Content[0].Text,
 						"OBSERVATION_MASKED") {
-						t.Fatalf("%+v", r)
+						t.Fatalf("got %+v", r)
 					}
 					if r.Meta.Next == nil {
 						break
@@ -119,7 +119,7 @@ func TestAggregateRecovery(t *testing.T) {
 				found := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"pattern":"^123\\t.*ERROR3$","context_lines":0}`, handle))
 				if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text,
 					line) {
-					t.Errorf("%+v\nwant %q", found, line)
+					t.Errorf("got %+v\nwant %q", found, line)
 				}
 				lines := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_line":124,"end_line":125}`, handle))
 				same(t, lines.Content[0].Text, strings.Join(strings.SplitAfter(original, "\n")[123:125], ""))
@@ -139,11 +139,11 @@ func TestAggregateRecovery(t *testing.T) {
 			r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"query":".items[] | select(.id == 321) | .name, .size"}`,
 				handle))
 			if r.IsError || r.Content[0].Text != "\"item 321\"\n12345678901234567890" {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v", r)
 			}
 			r = recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"query":"[range(1e9)] | length"}`, handle))
 			if !r.IsError || !strings.HasPrefix(r.Content[0].Text, "query: ") {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v", r)
 			}
 		})
 		t.Run("O23 "+era.name+" recovers a result of a child", func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestAggregateRecoveryOfShortMasks(t *testing.T) {
 		handle := callMasked(t, c, "long", "big", `{"n":5000}`)
 		r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":4990}`, handle))
 		if r.IsError || r.Content[0].Text != strings.Repeat("x", 10) {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v", r)
 		}
 	})
 }
@@ -270,7 +270,7 @@ func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
 			refused(t, bob, handle)
 			for _, c := range []*testClient{alice, newTestClient(t, endpoint, !era.modern, `{}`, basicAuthHeader("alice"))} {
 				if r := recoverObservation(t, c, `{"id":"`+handle+`","start_char":2000}`); r.IsError {
-					t.Errorf("%+v", r)
+					t.Errorf("got %+v", r)
 				}
 			}
 			if handle := callMasked(t, bob, "alpha", "big", arguments); recoverObservation(t, bob, `{"id":"`+handle+
@@ -285,7 +285,7 @@ func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
 		handle := callMasked(t, alice, "alpha", "big", `{"n":20001}`)
 		load(t, config+site(freeAddress(t), "respond x"))
 		if r := recoverObservation(t, alice, `{"id":"`+handle+`"}`); r.IsError {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v", r)
 		}
 		refused(t, bob, handle)
 	})

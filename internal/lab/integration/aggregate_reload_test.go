@@ -10,14 +10,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// connectionClose goes with requests between reloads. A reload closes idle connections, maybe just when a client uses
-// one again.
+// connectionClose goes with requests between reloads. A reload closes idle connections, maybe just
+// when a client uses one again.
 const connectionClose = "Connection: close"
 
 const listChanged = "notifications/tools/list_changed"
 
-// expectCallsSurvive makes a change while the client has two calls in flight, and expects both results. One call
-// takes some milliseconds, the other waits for the answer to a server request.
+// expectCallsSurvive makes a change while the client has two calls in flight, and expects both
+// results. One call takes some milliseconds, the other waits for the answer to a server request.
 func (c *testClient) expectCallsSurvive(t *testing.T, journal journal, milliseconds int, change func()) {
 	t.Helper()
 	params := callOf("far", "ask", `{"method":"roots/list","params":{}}`)
@@ -145,8 +145,8 @@ func TestAggregateReloadsUnderClients(t *testing.T) {
 	})
 }
 
-// A namedServer is an HTTP server whose tool and notifications contain its name. Its clients have their own
-// credentials.
+// A namedServer is an HTTP server whose tool and notifications contain its name. Its clients have
+// their own credentials.
 type namedServer struct {
 	*remoteServer
 	name string
@@ -174,8 +174,8 @@ type namedListener struct {
 	stream *exchange
 }
 
-// awaitOwnMessage waits for a notification from the client's own server, and expects none from others. If a reload
-// ended the stream, the client opens it again.
+// awaitOwnMessage waits for a notification from the client's own server, and expects none from
+// others. If a reload ended the stream, the client opens it again.
 func (l *namedListener) awaitOwnMessage(t *testing.T) {
 	t.Helper()
 	own := "vendor/" + l.server.name
@@ -200,8 +200,8 @@ func (l *namedListener) awaitOwnMessage(t *testing.T) {
 	})
 }
 
-// Two unnamed gateways on two sites are independent: their clients get no messages from servers of the other, and
-// servers no credentials of its clients.
+// Two unnamed gateways on two sites are independent: their clients get no messages from servers of
+// the other, and servers no credentials of its clients.
 func TestAggregateReloadsOfTwoGateways(t *testing.T) {
 	isolate(t)
 	one, two := newNamedServer(t, "one"), newNamedServer(t, "two")

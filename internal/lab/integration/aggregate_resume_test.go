@@ -111,8 +111,8 @@ func numbers(n int) (all []string) {
 	return all
 }
 
-// A server ends the stream of a call repeatedly, or its connections break. The client gets one response, and all
-// progress once and in order.
+// A server ends the stream of a call repeatedly, or its connections break. The client gets one
+// response, and all progress once and in order.
 func TestAggregateResumesCalls(t *testing.T) {
 	isolate(t)
 	for _, breaks := range []bool{false, true} {
@@ -139,7 +139,8 @@ func TestAggregateResumesCalls(t *testing.T) {
 	}
 }
 
-// A client loses its connection and resumes a call, while the server still ends its stream repeatedly.
+// A client loses its connection and resumes a call, while the server still ends its stream
+// repeatedly.
 func TestAggregateResumesResumedCalls(t *testing.T) {
 	isolate(t)
 	s := newPollingServer(t)
@@ -263,8 +264,8 @@ func TestAggregateGivesUpResuming(t *testing.T) {
 	}
 }
 
-// A client that disconnects while the gateway waits leaves nothing behind. A reload does not disturb a client that
-// stays.
+// A client that disconnects while the gateway waits leaves nothing behind. A reload does not
+// disturb a client that stays.
 func TestAggregateWaitsToResume(t *testing.T) {
 	isolate(t)
 	s := newPollingServer(t)
@@ -301,8 +302,8 @@ func TestAggregateWaitsToResume(t *testing.T) {
 	}
 }
 
-// A client that loses its connection in a call of a child resumes it, and gets the missed messages and the response.
-// With isolated children it gets server requests, too.
+// A client that loses its connection in a call of a child resumes it, and gets the missed messages
+// and the response. With isolated children it gets server requests, too.
 func TestAggregateResumesCallsOfChildren(t *testing.T) {
 	isolate(t)
 	for isolation, ask := range map[string]string{"shared": "", "session": "elicitation/create"} {

@@ -17,7 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// sequentialSession begins a session at /mcp. Its client gets a response only after the previous request was counted.
+// sequentialSession begins a session at /mcp. Its client gets a response only after the previous
+// request was counted.
 func sequentialSession(t *testing.T, url string) (ask func(method, message string, headers ...string) httpResponse) {
 	t.Helper()
 	one := sequentialClient(t)
@@ -45,8 +46,8 @@ var (
 		`server="([^"]*)"\}$`)
 )
 
-// countRequests returns the requests in samples by "server method outcome", and the number of durations by "server
-// method".
+// countRequests returns the requests in samples by "server method outcome", and the number of
+// durations by "server method".
 func countRequests(samples map[string]float64) (outcomes, durations map[string]float64) {
 	outcomes, durations = map[string]float64{}, map[string]float64{}
 	for sample, n := range samples {
@@ -60,7 +61,8 @@ func countRequests(samples map[string]float64) (outcomes, durations map[string]f
 	return outcomes, durations
 }
 
-// newBrokenServer starts a server whose tools/list fails with this status, or with a JSON-RPC error if it is 200.
+// newBrokenServer starts a server whose tools/list fails with this status, or with a JSON-RPC error
+// if it is 200.
 func newBrokenServer(t *testing.T, status int) *remoteServer {
 	s := newRemoteServer(t, "tool")
 	s.Replies = map[string]string{"tools/list": `"error":{"code":-32603,"message":"no list today"}`}
@@ -74,8 +76,8 @@ func newBrokenServer(t *testing.T, status int) *remoteServer {
 	return s
 }
 
-// A request counts once for each server that it reaches. Requests for several servers or none count once without a
-// server (A51).
+// A request counts once for each server that it reaches. Requests for several servers or none count
+// once without a server (A51).
 func TestAggregateMetrics(t *testing.T) {
 	isolate(t)
 	slow := newRemoteServer(t, "tool")
@@ -345,7 +347,8 @@ func TestAggregatePlaceholders(t *testing.T) {
 	}
 }
 
-// Many servers get requests at once, each with its own placeholders. The race detector checks this, too.
+// Many servers get requests at once, each with its own placeholders. The race detector checks this,
+// too.
 func TestAggregatePlaceholdersInFanOut(t *testing.T) {
 	isolate(t)
 	const servers, clients, rounds = 20, 4, 5

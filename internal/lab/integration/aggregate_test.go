@@ -138,7 +138,7 @@ func TestAggregateAsksAllAtOnce(t *testing.T) {
 	}
 }
 
-func TestAggregateIntroducesItself(t *testing.T) {
+func TestAggregateServerInfo(t *testing.T) {
 	isolate(t)
 	introduce := func(t *testing.T, lines ...string) (capabilities map[string]json.RawMessage) {
 		c := newLegacyClient(t, serve(t, gateway(lines...)), `{}`)
@@ -783,7 +783,8 @@ func TestAggregateReplicasAsk(t *testing.T) {
 	}
 }
 
-// A server may close a stream and respond later: to the gateway, or to a client that has lost its connection.
+// A server may close a stream and respond later: to the gateway, or to a client that has lost its
+// connection.
 func TestAggregateResumes(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")
@@ -823,7 +824,7 @@ func TestAggregateResumes(t *testing.T) {
 }
 
 // The session id has all that the gateway needs to restore a session that it dropped.
-func TestAggregateForgetsNobody(t *testing.T) {
+func TestAggregateRestoresDroppedSessions(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")
 	url := serve(t, gateway("max_sessions 1", "session_key "+strings.Repeat("k", 32), remote.line("remote"),
@@ -889,7 +890,8 @@ func TestAggregateEndsSessions(t *testing.T) {
 	}
 }
 
-// Servers of all kinds work at /mcp: without sessions, Caddy handlers, and behind handlers that refuse requests.
+// Servers of all kinds work at /mcp: without sessions, Caddy handlers, and behind handlers that
+// refuse requests.
 func TestAggregateKindsOfServers(t *testing.T) {
 	isolate(t)
 	stateless := upstream(t, mcpsample.NewServer())
@@ -1031,7 +1033,8 @@ func TestAggregateReloads(t *testing.T) {
 	})
 }
 
-// Two processes with the same key serve one client alternately. Each reads the state of the session from its id.
+// Two processes with the same key serve one client alternately. Each reads the state of the session
+// from its id.
 func TestAggregateProcesses(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t, "tool")

@@ -155,7 +155,7 @@ func TestAggregateServersAsk(t *testing.T) {
 	}
 }
 
-func TestAggregateAsksNobodyWhoCannot(t *testing.T) {
+func TestAggregateRespectsCapabilities(t *testing.T) {
 	isolate(t)
 	for _, isolation := range []string{"session", "shared"} {
 		t.Run("A25 "+isolation, func(t *testing.T) {
@@ -588,7 +588,8 @@ func TestAggregateSubscriptions(t *testing.T) {
 				newListeningClient(t, url, `{}`)
 			const updated = "notifications/resources/updated"
 
-			// touch makes alpha send an update to all its clients, and returns when they have received all that it sent.
+			// touch makes alpha send an update to all its clients, and returns when they have received all
+			// that it sent.
 			marks := 0
 			touch := func(uri string) {
 				t.Helper()

@@ -211,8 +211,8 @@ func TestAuditStdio(t *testing.T) {
 	}
 }
 
-// makeCalls makes calls of many clients at once, at each endpoint. It returns the ids of the calls, how many got no
-// response because Caddy closed their connection, and how long they took.
+// makeCalls makes calls of many clients at once, at each endpoint. It returns the ids of the calls,
+// how many got no response because Caddy closed their connection, and how long they took.
 func makeCalls(
 	t *testing.T, url string, clients, each int, called func(),
 ) (ids []string, lost int64, took time.Duration) {
@@ -290,8 +290,8 @@ func newSlowServer(t *testing.T) (_ *remoteServer, entered, leave chan struct{})
 	return server, entered, leave
 }
 
-// Each reload moves the log to another file. Each call has one line in one file: a call that outlives a reload is in
-// the file of the configuration that it ends under.
+// Each reload moves the log to another file. Each call has one line in one file: a call that
+// outlives a reload is in the file of the configuration that it ends under.
 func TestAuditReload(t *testing.T) {
 	isolate(t)
 	dir := t.TempDir()

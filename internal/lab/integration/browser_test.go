@@ -68,9 +68,9 @@ func chromiumPath(t *testing.T) string {
 	return ""
 }
 
-// A tab is a Chromium tab that records faults of the pages of a site: violations of their Content-Security-Policy,
-// exceptions, errors in the browser console, requests that fail or go to another site, and dialogs. Each fault fails
-// the test at its end, unless expectFaults allowed it.
+// A tab is a Chromium tab that records faults of the pages of a site: violations of their
+// Content-Security-Policy, exceptions, errors in the browser console, requests that fail or go to
+// another site, and dialogs. Each fault fails the test at its end, unless expectFaults allowed it.
 type tab struct {
 	ctx          context.Context
 	site         string    // address that all requests must go to
@@ -324,7 +324,8 @@ func (b *tab) expectFits(t *testing.T) {
 // axeSource is the accessibility checker.
 var axeSource = sync.OnceValues(func() ([]byte, error) { return os.ReadFile("peers/node_modules/axe-core/axe.min.js") })
 
-// expectAccessible fails the test if the page has serious accessibility problems, by all rules or by these.
+// expectAccessible fails the test if the page has serious accessibility problems, by all rules or
+// by these.
 func (b *tab) expectAccessible(t *testing.T, rules ...string) {
 	t.Helper()
 	source, err := axeSource()

@@ -30,7 +30,8 @@ func binary(t *testing.T) string {
 	return path
 }
 
-// hasRaceDetector reports whether the binary was built with the race detector, which uses several times the memory.
+// hasRaceDetector reports whether the binary was built with the race detector, which uses several
+// times the memory.
 func hasRaceDetector(t *testing.T) bool {
 	t.Helper()
 	info, err := buildinfo.ReadFile(binary(t))
@@ -40,8 +41,8 @@ func hasRaceDetector(t *testing.T) bool {
 	return slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// caddy returns a command of the built binary. It runs at the root of the project, with its own home and the
-// environment set by setenv.
+// caddy returns a command of the built binary. It runs at the root of the project, with its own
+// home and the environment set by setenv.
 func caddy(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := caddyrun.Command(t.Context(), binary(t), t.TempDir(), args...)
@@ -105,7 +106,8 @@ func (r *caddyProcess) stop(t *testing.T) string {
 	return r.output.String()
 }
 
-// awaitReload waits for the end of a reload, so that no new connection goes to listeners of the old configuration.
+// awaitReload waits for the end of a reload, so that no new connection goes to listeners of the old
+// configuration.
 func (r *caddyProcess) awaitReload(t *testing.T) {
 	t.Helper()
 	await.Until(t, "the listeners of the old configuration to close", r.process.Settled)
@@ -113,7 +115,8 @@ func (r *caddyProcess) awaitReload(t *testing.T) {
 	streamClient.CloseIdleConnections()
 }
 
-// A testCaddy is the Caddy that a test and its subtests load configurations into, with its environment.
+// A testCaddy is the Caddy that a test and its subtests load configurations into, with its
+// environment.
 type testCaddy struct {
 	t     *testing.T // Caddy stops when it ends
 	env   []string
@@ -166,8 +169,8 @@ func newTestCaddy(t *testing.T, env []string) *testCaddy {
 	return l
 }
 
-// setenv sets an environment variable for the Caddy of the test. If the Caddy of the parent test already runs, a
-// subtest gets a new one.
+// setenv sets an environment variable for the Caddy of the test. If the Caddy of the parent test
+// already runs, a subtest gets a new one.
 func setenv(t *testing.T, name, value string) {
 	t.Helper()
 	l := caddyOf(t)
@@ -183,8 +186,8 @@ func adminAddress(t *testing.T) string {
 	return caddyOf(t).admin
 }
 
-// load loads a Caddyfile into the Caddy of the test, and starts it if necessary. It moves the admin API to the
-// address that the test expects.
+// load loads a Caddyfile into the Caddy of the test, and starts it if necessary. It moves the admin
+// API to the address that the test expects.
 func load(t *testing.T, caddyfile string) {
 	t.Helper()
 	l := caddyOf(t)
@@ -222,9 +225,9 @@ func (l *testCaddy) start() {
 	})
 }
 
-// admin calls Caddy's admin API. Each configuration has its own admin server, so a request during a reload may be
-// lost and is retried. A request that may change the configuration returns when the reload is over, even if it
-// failed.
+// admin calls Caddy's admin API. Each configuration has its own admin server, so a request during a
+// reload may be lost and is retried. A request that may change the configuration returns when the
+// reload is over, even if it failed.
 func admin(t *testing.T, method, path, body string, headers ...string) (got httpResponse) {
 	t.Helper()
 	got = askAdmin(t, adminAddress(t), method, path, body, headers...)

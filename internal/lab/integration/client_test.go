@@ -194,8 +194,8 @@ func retryParams(params string, input mcpclient.Input, answer func(method string
 	return input.Retry(params, func(method string, _ json.RawMessage) string { return answer(method) })
 }
 
-// A legacyClient is a client of a revision with sessions. It records unsolicited messages on all streams, and answers
-// server requests.
+// A legacyClient is a client of a revision with sessions. It records unsolicited messages on all
+// streams, and answers server requests.
 type legacyClient struct {
 	t *testing.T
 	*legacySession
@@ -214,7 +214,8 @@ type legacySession struct {
 
 const everyCapability = `{"roots":{"listChanged":true},"sampling":{},"elicitation":{}}`
 
-// newListeningClient begins a session with these capabilities, and opens its stream for unsolicited messages.
+// newListeningClient begins a session with these capabilities, and opens its stream for unsolicited
+// messages.
 func newListeningClient(t *testing.T, url, capabilities string) *legacyClient {
 	t.Helper()
 	c := newLegacyClient(t, url, capabilities)
@@ -248,8 +249,8 @@ func (c *legacyClient) initialize(version string) {
 // withTest returns the client for a subtest.
 func (c *legacyClient) withTest(t *testing.T) *legacyClient { return &legacyClient{t, c.legacySession} }
 
-// setAnswers sets the function that answers server requests. It returns the members of the response, or "" for no
-// response.
+// setAnswers sets the function that answers server requests. It returns the members of the
+// response, or "" for no response.
 func (s *legacySession) setAnswers(with func(serverRequest mcpclient.Message) string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

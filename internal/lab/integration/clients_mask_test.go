@@ -23,8 +23,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Clients read files with their own tools. Each request of a client is compared with what reached the model: old
-// results are placeholders, a provider would accept the conversation, and every other byte is unchanged.
+// Clients read files with their own tools. Each request of a client is compared with what reached
+// the model: old results are placeholders, a provider would accept the conversation, and every
+// other byte is unchanged.
 func TestClientsMasked(t *testing.T) {
 	isolate(t)
 	if os.Getenv("CLIENTS") == "" {
@@ -167,8 +168,8 @@ func (p *tap) sent(t *testing.T, arrived mcptest.Request) string {
 	return p.bodies[n]
 }
 
-// maskedUses returns the calls of a request with their unmasked results, and how many of these became placeholders.
-// Only the first ones may be masked, and nothing else may differ.
+// maskedUses returns the calls of a request with their unmasked results, and how many of these
+// became placeholders. Only the first ones may be masked, and nothing else may differ.
 func maskedUses(t *testing.T, sent, got string) (uses []toolUse, masked int) {
 	t.Helper()
 	uses, err := toolUses(sent)
@@ -227,8 +228,9 @@ type wirePart struct {
 	}
 }
 
-// toolUses parses the calls and results of a request. It is as strict as providers for a model that makes one call at
-// a time: the next message or item must be the result, with the same id and some text.
+// toolUses parses the calls and results of a request. It is as strict as providers for a model that
+// makes one call at a time: the next message or item must be the result, with the same id and some
+// text.
 func toolUses(body string) (uses []toolUse, err error) {
 	var request struct{ Messages, Input, Contents []wirePart }
 	if err := json.Unmarshal([]byte(body), &request); err != nil {
@@ -298,7 +300,8 @@ func toolUses(body string) (uses []toolUse, err error) {
 	return uses, nil
 }
 
-// setText sets the only text of a result: a string, a part in a list, or a member of an object as in Gemini's format.
+// setText sets the only text of a result: a string, a part in a list, or a member of an object as
+// in Gemini's format.
 func (u *toolUse) setText(content json.RawMessage) error {
 	var parts []struct {
 		Type string

@@ -50,8 +50,8 @@ func (h hungServer) pid() int {
 	return pid
 }
 
-// The check reports servers that are up, and servers that are down for different reasons, with and without a running
-// Caddy.
+// The check reports servers that are up, and servers that are down for different reasons, with and
+// without a running Caddy.
 func TestCommandCheck(t *testing.T) {
 	isolate(t)
 	hung, journal := newHungServer(t), newJournal(t)
@@ -300,7 +300,7 @@ func TestCommandCallOnTerminal(t *testing.T) {
 }
 
 // `caddy mcp servers` says which servers have not been tried yet.
-func TestServersThatWereNotTried(t *testing.T) {
+func TestUntriedServers(t *testing.T) {
 	isolate(t)
 	url := serve(t, gateway(child("alpha")))
 	const hint = "idle and unknown servers have not been used yet; caddy mcp check connects to them"

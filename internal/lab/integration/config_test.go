@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Invalid configurations fail to load, as with `caddy validate` and `caddy reload`, with an error that names the
-// field.
+// Invalid configurations fail to load, as with `caddy validate` and `caddy reload`, with an error
+// that names the field.
 func TestBadConfigurationsAreRefused(t *testing.T) {
 	isolate(t)
 	tests := []struct {
@@ -192,7 +192,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		{"G26 a server whose URL has no valid port", gateway("server a http://127.0.0.1:99999"),
 			`server a: "http://127.0.0.1:99999" has no valid port`},
 		{"A2 a server without handlers", gateway("server a"), "server a: no URL, command or handlers configured"},
-		{"A2 a child without a command", gateway("server a stdio"), "server a: stdio without a command"},
+		{"A2 a child without a command", gateway("server a stdio"), "server a: stdio needs a command"},
 		{"A2 a start_timeout of zero", gateway(block("server a stdio x", "start_timeout 0s")),
 			"start_timeout: 0s is not positive"},
 		{"A2 a child that inherits all variables", gateway(block("server a stdio x", "env inherit *")),
@@ -239,7 +239,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 			"response_timeout: -1s is not positive"},
 		{"A2 a timeout that is not a duration", gateway("response_timeout soon", "server a http://127.0.0.1"),
 			"response_timeout: "},
-		{"A2 stdio without a command", gateway("server a stdio"), "server a: stdio without a command"},
+		{"A2 stdio without a command", gateway("server a stdio"), "server a: stdio needs a command"},
 		{"two URLs", gateway("server a http://127.0.0.1 http://127.0.0.2"), "server a: expected one URL"},
 		{"G26 a negative request_limit", gateway("request_limit -1", "server a http://127.0.0.1"),
 			`request_limit: "-1" is not a size`},

@@ -19,7 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// withConfirmation returns the lines of a gateway where eve must confirm calls of the tool "remove".
+// withConfirmation returns the lines of a gateway where eve must confirm calls of the tool
+// "remove".
 func withConfirmation(lines ...string) string {
 	return gateway(append(rulesForEve("confirm *::remove"), lines...)...)
 }

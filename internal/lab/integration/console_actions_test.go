@@ -33,7 +33,8 @@ func (b *tab) press(t *testing.T, text string) int {
 	})
 }
 
-// fill enters a text into the field whose label begins with label, or selects the option with this text.
+// fill enters a text into the field whose label begins with label, or selects the option with this
+// text.
 func (b *tab) fill(t *testing.T, label, text string) {
 	t.Helper()
 	field := `(l => l.control || document.getElementById(l.htmlFor))([...document.querySelectorAll("label")].find(l ` +
@@ -79,8 +80,8 @@ func testConsoleServers(t *testing.T, c *chromium) {
 	}
 }
 
-// Tools can be tried: the form has their arguments, and the result is shown as agents get it and as the server sent
-// it.
+// Tools can be tried: the form has their arguments, and the result is shown as agents get it and as
+// the server sent it.
 func testConsoleTry(t *testing.T, c *chromium) {
 	url := serve(t, busySite(t)...)
 	b := c.newTab(t, url)

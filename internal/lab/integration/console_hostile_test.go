@@ -45,8 +45,8 @@ func minimalJSON(text string) string {
 	return strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(quote(text))
 }
 
-// hostileSite serves a site whose server, client and route have hostile names and texts. It returns its address and
-// its client.
+// hostileSite serves a site whose server, client and route have hostile names and texts. It returns
+// its address and its client.
 func hostileSite(t *testing.T) (string, *testClient) {
 	t.Helper()
 	text := minimalJSON(hostileAll)
@@ -96,7 +96,8 @@ func hostileSite(t *testing.T) (string, *testClient) {
 	return site, c
 }
 
-// Pages show hostile texts of servers, clients, configurations and URLs as text, without other effects.
+// Pages show hostile texts of servers, clients, configurations and URLs as text, without other
+// effects.
 func testConsoleHostile(t *testing.T, c *chromium) {
 	site, agent := hostileSite(t)
 	b := c.newTab(t, site)

@@ -23,8 +23,8 @@ func (b *tab) awaitLive(t *testing.T) {
 	b.live = time.Now()
 }
 
-// expectSamePage fails the test if the page was loaded again since it was live. On another day that is fine: there is
-// one more day to show.
+// expectSamePage fails the test if the page was loaded again since it was live. On another day that
+// is fine: there is one more day to show.
 func (b *tab) expectSamePage(t *testing.T) {
 	t.Helper()
 	if !value[bool](t, b, `window.marked === true`) && b.live.UTC().Day() == time.Now().UTC().Day() {
@@ -156,7 +156,8 @@ func (b *tab) hide(t *testing.T, hidden bool) {
 	b.until(t, "the tab to be "+want, `document.visibilityState == `+quote(want))
 }
 
-// A configuration reload does not wait for open pages, and they continue with the new configuration.
+// A configuration reload does not wait for open pages, and they continue with the new
+// configuration.
 func testConsoleReload(t *testing.T, c *chromium) {
 	address := freeAddress(t)
 	lines := busySite(t)

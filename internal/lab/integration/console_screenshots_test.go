@@ -66,8 +66,8 @@ func screenshotServer(t *testing.T, name string) string {
 	return serveScript(t, script).line(name)
 }
 
-// The screenshots of the documentation can be taken. $UPDATE_SCREENSHOTS updates them, which takes ten minutes: the
-// period that one of them shows.
+// The screenshots of the documentation can be taken. $UPDATE_SCREENSHOTS updates them, which takes
+// ten minutes: the period that one of them shows.
 func testConsoleScreenshots(t *testing.T, c *chromium) {
 	url := serve(t, block("mcp_console", "price 3"),
 		gateway("name local", "separator __", "record on", block("mask", "json on"),

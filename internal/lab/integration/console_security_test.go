@@ -114,8 +114,8 @@ func ownAddress(t *testing.T) string {
 	return ""
 }
 
-// On other addresses than loopback, the console needs an authenticated user, and is read-only unless configured
-// otherwise.
+// On other addresses than loopback, the console needs an authenticated user, and is read-only
+// unless configured otherwise.
 func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 	_, port, _ := net.SplitHostPort(freeAddress(t))
 	site := "http://" + net.JoinHostPort(ownAddress(t), port)
@@ -231,7 +231,8 @@ func TestConsolePolicy(t *testing.T) {
 	}
 }
 
-// Behind forward_auth, users are those that it names. Requests cannot bypass it or choose their own user.
+// Behind forward_auth, users are those that it names. Requests cannot bypass it or choose their own
+// user.
 func TestConsoleBehindForwardAuth(t *testing.T) {
 	isolate(t)
 	judge := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -51,8 +51,8 @@ func busySite(t *testing.T) []string {
 	}
 }
 
-// traffic sends requests through a busy site until the end of the test: masked results, errors, denials and
-// conversations.
+// traffic sends requests through a busy site until the end of the test: masked results, errors,
+// denials and conversations.
 func traffic(t *testing.T, url string, pause time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

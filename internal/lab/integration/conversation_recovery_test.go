@@ -19,7 +19,8 @@ type agent struct {
 	headers []string
 }
 
-// withModel returns the directives of a site with a gateway and, at /v1/, a model whose mask has this recover line.
+// withModel returns the directives of a site with a gateway and, at /v1/, a model whose mask has
+// this recover line.
 func withModel(model, recover string, lines ...string) string {
 	return gateway(append(lines, "separator __", child("alpha"))...) + "\n" +
 		block("handle /v1/*", conversationMask("window_turns 1", recover), proxy(model))
@@ -87,7 +88,7 @@ func TestConversationRecovery(t *testing.T) {
 			found := recoverObservation(t, c, `{"id":"`+id+`","pattern":"^123\\t.*ERROR3$","context_lines":0}`)
 			if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text,
 				line) {
-				t.Errorf("%+v\nwant %q", found, line)
+				t.Errorf("got %+v\nwant %q", found, line)
 			}
 			goal := recoverObservation(t, c, `{"id":"`+id+`","goal":"what is in the line of 217"}`)
 			if goal.IsError || !strings.Contains(goal.Content[0].Text, "217\t") {
@@ -160,7 +161,8 @@ func TestConversationRecoveryIsTheClientsOwn(t *testing.T) {
 	}
 }
 
-// Originals survive reloads, but expire after their TTL, and are evicted when the store is full (T39).
+// Originals survive reloads, but expire after their TTL, and are evicted when the store is full
+// (T39).
 func TestConversationRecoveryIsBounded(t *testing.T) {
 	isolate(t)
 	model := new(mcptest.Chat)
@@ -205,7 +207,8 @@ func TestConversationRecoveryIsBounded(t *testing.T) {
 	})
 }
 
-// The id of a result is the same in all processes. Otherwise each replica would send another prompt (T39).
+// The id of a result is the same in all processes. Otherwise each replica would send another prompt
+// (T39).
 func TestConversationRecoveryIDs(t *testing.T) {
 	isolate(t)
 	var ids []string

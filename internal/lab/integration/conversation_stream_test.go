@@ -236,7 +236,8 @@ func TestBufferLimit(t *testing.T) {
 	})
 }
 
-// If a client disconnects during a request, nothing hangs, and the model gets nothing that looks complete (T24).
+// If a client disconnects during a request, nothing hangs, and the model gets nothing that looks
+// complete (T24).
 func TestClientBreaksOff(t *testing.T) {
 	isolate(t)
 	half := b2Sent[:len(b2Sent)/2]
@@ -416,7 +417,7 @@ func TestDescription(t *testing.T) {
 }
 
 // Responses are the same as without a mask (T26).
-func TestAnswersAreUntouched(t *testing.T) {
+func TestResponsesAreUnchanged(t *testing.T) {
 	isolate(t)
 	for _, f := range append(chatFormats, chatFormat{"something else", "/v1/other", b2Sent, b2Masked, false}) {
 		for _, compressed := range []bool{false, true} {
@@ -495,7 +496,8 @@ func TestBeforeAndAfterTheAnswer(t *testing.T) {
 	}
 }
 
-// If an upstream breaks off, the client does not get a response that looks complete, and Caddy survives.
+// If an upstream breaks off, the client does not get a response that looks complete, and Caddy
+// survives.
 func TestModelDies(t *testing.T) {
 	isolate(t)
 	const event = "data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n"

@@ -52,8 +52,8 @@ func oneTurnLater(messages ...string) string {
 		chatMessage("user", "go on"))...)
 }
 
-// turns returns a conversation of n turns, the first of them masked. Each result has size characters. Every second
-// turn calls grep, the others read.
+// turns returns a conversation of n turns, the first of them masked. Each result has size
+// characters. Every second turn calls grep, the others read.
 func turns(n, masked, size int) string {
 	messages := []string{chatMessage("system", "be brief")}
 	for i := range n {
@@ -75,7 +75,8 @@ func turn(i, masked, size int) (id, tool, text string) {
 	return id, tool, text
 }
 
-// anthropicTurns is turns in Anthropic's format, and responsesTurns in that of OpenAI's Responses API.
+// anthropicTurns is turns in Anthropic's format, and responsesTurns in that of OpenAI's Responses
+// API.
 func anthropicTurns(n, masked, size int) string {
 	messages := []string{chatMessage("user", "go")}
 	for i := range n {
@@ -479,16 +480,17 @@ func TestOtherRequests(t *testing.T) {
 	}
 }
 
-// A chatFormat is a format of requests to models. Its conversations have two turns, each with one call of
-// fast_read_file. The first result has 1000 characters, and is masked in a window of one turn.
+// A chatFormat is a format of requests to models. Its conversations have two turns, each with one
+// call of fast_read_file. The first result has 1000 characters, and is masked in a window of one
+// turn.
 type chatFormat struct {
 	name, path   string
 	sent, masked string
 	writesCache  bool // its usage includes cache writes
 }
 
-// anthropicConversation returns a conversation of two turns in Anthropic's format, with this content of the first
-// result.
+// anthropicConversation returns a conversation of two turns in Anthropic's format, with this
+// content of the first result.
 func anthropicConversation(content string, members ...string) string {
 	old := strings.Join(append([]string{`"type":"tool_result"`, `"tool_use_id":"call_1"`, `"content":` + content},
 		members...), ",")
@@ -628,8 +630,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// The boundary moves at the expected turns of a growing conversation. Results have 20000 characters, so that all else
-// is negligible.
+// The boundary moves at the expected turns of a growing conversation. Results have 20000
+// characters, so that all else is negligible.
 func TestSteps(t *testing.T) {
 	isolate(t)
 	const size = 20000
@@ -649,8 +651,8 @@ func TestSteps(t *testing.T) {
 			"step_turns 3"}, []int{4, 7}, 9},
 		{"T33 four results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 20000",
 			"step_turns 3"}, []int{7, 13}, 14},
-		// With a window of one there is nothing between the masked and the new results: masking costs less than reading
-		// them once more.
+		// With a window of one there is nothing between the masked and the new results: masking costs
+		// less than reading them once more.
 		{"T33 auto behind a window of one", []string{"window_turns 1", "clear_at_least auto"}, []int{2, 3, 4, 5, 6}, 6},
 		{"T33 auto at prices ten times as high", []string{"window_turns 1", "clear_at_least auto", "cache_prices 1 12.5"},
 			[]int{2, 3, 4, 5, 6}, 6},
@@ -687,8 +689,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// sendGrowing sends the requests of a growing conversation and returns at which of them the bytes sent before
-// changed. These must be the ones counted as breaks (T34, T38).
+// sendGrowing sends the requests of a growing conversation and returns at which of them the bytes
+// sent before changed. These must be the ones counted as breaks (T34, T38).
 func sendGrowing(t *testing.T, chat *mcptest.Chat, url string, bodies []string) (stepped []int) {
 	t.Helper()
 	before := ""
@@ -710,9 +712,9 @@ func sendGrowing(t *testing.T, chat *mcptest.Chat, url string, bodies []string) 
 	return stepped
 }
 
-// irregularConversation returns the requests of a conversation of n turns, in which later turns could change earlier
-// decisions: results differ in size and tool, some are errors, some come late, ids are reused, and every third turn
-// makes two calls.
+// irregularConversation returns the requests of a conversation of n turns, in which later turns
+// could change earlier decisions: results differ in size and tool, some are errors, some come late,
+// ids are reused, and every third turn makes two calls.
 func irregularConversation(n int) (bodies []string) {
 	messages := []string{chatMessage("system", "be brief"), chatMessage("user", "go")}
 	for i := 1; i <= n; i++ {

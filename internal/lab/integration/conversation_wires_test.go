@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A wireFormat is a format that mcptest.Chat does not support. sent and masked are as in chatFormat; answer and
-// stream are the responses of the model.
+// A wireFormat is a format that mcptest.Chat does not support. sent and masked are as in
+// chatFormat; answer and stream are the responses of the model.
 type wireFormat struct {
 	name           string
 	path, streamed string

@@ -111,7 +111,7 @@ var (
 	legendLabel  = regexp.MustCompile(`{{([a-z_]+)}}`)
 )
 
-func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
+func TestDashboardQueriesExistingMetrics(t *testing.T) { // A51, A52
 	isolate(t)
 	metrics := registeredMetrics(t)
 	for _, p := range readDashboard(t).Panels {
@@ -148,8 +148,8 @@ func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
 	}
 }
 
-// registeredMetrics returns the metrics of the modules and their labels, from the source: a registry does not list a
-// metric that has not counted yet.
+// registeredMetrics returns the metrics of the modules and their labels, from the source: a
+// registry does not list a metric that has not counted yet.
 func registeredMetrics(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("../../../modules/*/metrics.go")

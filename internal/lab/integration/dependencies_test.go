@@ -64,7 +64,8 @@ func summedVersions(t *testing.T, file string) map[string]string {
 	return versions
 }
 
-// A Caddy release is built with the versions in its go.sum. The plugin must not be tested with older ones.
+// A Caddy release is built with the versions in its go.sum. The plugin must not be tested with
+// older ones.
 func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
 	isolate(t)
 	caddys := summedVersions(t, filepath.Join(goList(t, "-m", "-f", "{{.Dir}}", caddyModule), "go.sum"))

@@ -159,8 +159,8 @@ func optionsOf(t *testing.T, d directive) (block string, options []option) {
 	return block, options
 }
 
-// The page shows every directive with its defaults. Writing a default changes nothing, and no subdirective is
-// missing.
+// The page shows every directive with its defaults. Writing a default changes nothing, and no
+// subdirective is missing.
 func TestEveryDirective(t *testing.T) {
 	isolate(t)
 	for _, d := range directives {

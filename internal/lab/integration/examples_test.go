@@ -47,8 +47,8 @@ func shippedFiles(t *testing.T) []string {
 	return append(files, "../../../Caddyfile")
 }
 
-// withFreePorts replaces the ports of a shipped Caddyfile (8080 and following, and 8006 of the pruner) with free
-// ones, and returns the new address of each.
+// withFreePorts replaces the ports of a shipped Caddyfile (8080 and following, and 8006 of the
+// pruner) with free ones, and returns the new address of each.
 func withFreePorts(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
 	t.Helper()
 	addresses = map[string]string{}
@@ -86,8 +86,8 @@ func callReadLog(t *testing.T, url string) {
 	}
 }
 
-// sendConversation sends the sample conversation to the stub model, which returns how much reached it, and expects a
-// good part to be masked.
+// sendConversation sends the sample conversation to the stub model, which returns how much reached
+// it, and expects a good part to be masked.
 func sendConversation(t *testing.T, address string) {
 	t.Helper()
 	conversation, err := os.ReadFile("../../../caddyfile_examples/conversation.json")

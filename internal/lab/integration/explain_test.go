@@ -22,8 +22,8 @@ var itemOf = map[string]string{
 	"tools/list": "tool", "prompts/list": "prompt", "resources/list": "resource", "resources/templates/list": "template",
 }
 
-// The explanations of a running Caddy for items of the reference server agree with the lists of the client, its calls
-// and the log.
+// The explanations of a running Caddy for items of the reference server agree with the lists of the
+// client, its calls and the log.
 func TestExplain(t *testing.T) {
 	isolate(t)
 	modules, err := filepath.Abs(nodeModules)

@@ -17,8 +17,8 @@ type agentRun struct {
 	Found bool
 }
 
-// An agent searches for a fact in each of 50 large files. It finds all of them in at most two calls each, and can
-// recover the parts left out.
+// An agent searches for a fact in each of 50 large files. It finds all of them in at most two calls
+// each, and can recover the parts left out.
 func TestFocusAgent(t *testing.T) {
 	isolate(t)
 	dir, err := filepath.EvalSymlinks(t.TempDir()) // as the server sees it

@@ -295,7 +295,8 @@ type haystack struct {
 // minSize and maxSize are the approximate sizes of these texts in bytes.
 const minSize, maxSize = 20_000, 500_000
 
-// haystacks puts each fact into a text of its kind. The texts are the same in every run with the same Go and modules.
+// haystacks puts each fact into a text of its kind. The texts are the same in every run with the
+// same Go and modules.
 func haystacks(t *testing.T) (all []haystack) {
 	t.Helper()
 	sources, documents := goSources(t), markdown(t)

@@ -31,7 +31,8 @@ const (
 	resultSchema = `{"type":"object","properties":{"result":{"type":"string"}},"required":["result"]}`
 )
 
-// recordsJSON returns 2,000 records, one of which matches recordGoal, as compact and as indented JSON.
+// recordsJSON returns 2,000 records, one of which matches recordGoal, as compact and as indented
+// JSON.
 func recordsJSON(t *testing.T) (compact, indented string) {
 	t.Helper()
 	var records []string
@@ -56,8 +57,8 @@ const (
 	recordNote = "Water damage: two boxes were soaked, the customer wants a refund."
 )
 
-// Shortened results still satisfy SDKs and agents: the structured content matches its schema, the text says the same,
-// and both are within the limit.
+// Shortened results still satisfy SDKs and agents: the structured content matches its schema, the
+// text says the same, and both are within the limit.
 func TestFocusStructuredContent(t *testing.T) {
 	isolate(t)
 	compact, indented := recordsJSON(t)
@@ -169,8 +170,8 @@ func TestFocusStructuredContent(t *testing.T) {
 	}
 }
 
-// callAll calls all tools of the server "far" with an SDK, without focus and with each goal. It returns a function
-// that returns the results.
+// callAll calls all tools of the server "far" with an SDK, without focus and with each goal. It
+// returns a function that returns the results.
 func callAll(t *testing.T, endpoint, era string, tools []string) func(t *testing.T, tool,
 	goal string) structuredResult {
 	t.Helper()

@@ -98,8 +98,8 @@ func argumentsIn(received []*mcptest.Received) (all []string) {
 	return all
 }
 
-// expectReceived fails the test unless a server received one call with these arguments since it had received before
-// calls.
+// expectReceived fails the test unless a server received one call with these arguments since it had
+// received before calls.
 func expectReceived(t *testing.T, s *remoteServer, before int, arguments string) {
 	t.Helper()
 	if got := argumentsIn(s.Received("tools/call")[before:]); !slices.Equal(got, []string{arguments}) {
@@ -259,7 +259,8 @@ func TestFocusWithoutList(t *testing.T) {
 	}
 }
 
-// If the gateway cannot get the list, the server gets the argument, and its result is cut to head and tail.
+// If the gateway cannot get the list, the server gets the argument, and its result is cut to head
+// and tail.
 func TestFocusWithoutAnyList(t *testing.T) {
 	isolate(t)
 	remote := logServer(t, focusTool)
@@ -522,7 +523,7 @@ func TestFocusAfterReload(t *testing.T) {
 }
 
 // The result of a call with a server request is shortened to its goal, too.
-func TestFocusOfCallThatAsks(t *testing.T) {
+func TestFocusOfCallWithServerRequest(t *testing.T) {
 	isolate(t)
 	roots := make([]string, 500)
 	for i := range roots {

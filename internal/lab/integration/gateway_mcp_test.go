@@ -13,7 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Responses over Streamable HTTP pass unchanged, except for masking and headers that are not on the list.
+// Responses over Streamable HTTP pass unchanged, except for masking and headers that are not on the
+// list.
 func TestGatewayMCPPassesThrough(t *testing.T) {
 	isolate(t)
 	const session = `"headers":{"Mcp-Session-Id":"s-1","X-Other":"of the server"}`
@@ -60,7 +61,7 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 				}
 			}
 			if got.StatusCode != want.StatusCode || fmt.Sprint(got.Header) != fmt.Sprint(want.Header) {
-				t.Errorf("%d %v\nwant %d %v", got.StatusCode, got.Header, want.StatusCode, want.Header)
+				t.Errorf("got %d %v\nwant %d %v", got.StatusCode, got.Header, want.StatusCode, want.Header)
 			}
 			last := stub.Last()
 			same(t, last.Body, tt.request)
@@ -120,20 +121,21 @@ func TestGatewayMCPFailures(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := gatewayErrorOf(t, post(t, mcpAt(url, tt.server), tt.request)); got != tt.want {
-				t.Errorf("%+v\nwant %+v", got, tt.want)
+				t.Errorf("got %+v\nwant %+v", got, tt.want)
 			}
 		})
 	}
 	t.Run("a stream of an unknown server", func(t *testing.T) {
 		if got := gatewayErrorOf(t, send(t, client, "GET", mcpAt(url, "nope"), "")); got != (gatewayError{404, -32001,
 			"unknown_server", "null", "nope", 0}) {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v", got)
 		}
 	})
 }
 
-// An error of the gateway has no headers of the server, so clients cannot mistake it for the server's response.
-func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
+// An error of the gateway has no headers of the server, so clients cannot mistake it for the
+// server's response.
+func TestGatewayMCPHeadersOfBrokenResponses(t *testing.T) {
 	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json; x=y\r\nMcp-Session-Id: "+
@@ -144,12 +146,12 @@ func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
 	gatewayErrorOf(t, got)
 	if got.Header.Get("X-Other")+got.Header.Get("Mcp-Session-Id")+got.Header.Get("Via") != "" ||
 		got.Header.Get("X-Site") != "yes" {
-		t.Errorf("%v", got.Header)
+		t.Errorf("got %v", got.Header)
 	}
 }
 
-// Over HTTP/2, Go's transport does not say why a request was canceled, and reverse_proxy assumes that the client
-// canceled it.
+// Over HTTP/2, Go's transport does not say why a request was canceled, and reverse_proxy assumes
+// that the client canceled it.
 func TestGatewayTimeoutOverHTTP2(t *testing.T) {
 	isolate(t)
 	server := httptest.NewUnstartedServer(new(mcptest.Stub))
@@ -162,7 +164,7 @@ func TestGatewayTimeoutOverHTTP2(t *testing.T) {
 		same(t, post(t, endpoint, rpc("echo", `1`)).body, result(`1`))
 		if got := gatewayErrorOf(t, post(t, endpoint, rpc("sleep", `{"ms":60000}`))); got != (gatewayError{502, -32002,
 			"timeout", "1", "slow", 0}) {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v", got)
 		}
 	}
 }
@@ -221,7 +223,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 			block("server mute http://"+mute, "timeout 2s")))
 		res := open(t, client, method, mcpAt(url, "talks"), message)
 		if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
-			t.Fatalf("%d %v", res.StatusCode, res.Header)
+			t.Fatalf("got %d %v", res.StatusCode, res.Header)
 		}
 		return s, bufio.NewReader(res.Body)
 	}
@@ -269,7 +271,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, note+"data: {\"jsonrpc\"")
 		if rest, err := io.ReadAll(body); err == nil || strings.Contains(string(rest), "timeout") {
-			t.Errorf("%q, %v", rest, err)
+			t.Errorf("got %q, %v", rest, err)
 		}
 	})
 	t.Run("a stream that idles after the response just ends", func(t *testing.T) {
@@ -360,8 +362,8 @@ func TestGatewayOriginAndHost(t *testing.T) {
 	}
 }
 
-// A server of revision 2024-11-05 works: an event stream that names the endpoint for messages, and carries the
-// responses.
+// A server of revision 2024-11-05 works: an event stream that names the endpoint for messages, and
+// carries the responses.
 func TestGatewayLegacyServer(t *testing.T) {
 	isolate(t)
 	answers, proceed := make(chan string, 1), make(chan struct{}, 1)

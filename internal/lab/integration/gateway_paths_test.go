@@ -50,10 +50,10 @@ func TestGatewayUnknownPaths(t *testing.T) { // A2
 				t.Fatalf("%v: %q", err, got.body)
 			}
 			if got.StatusCode != 404 || got.Header.Get("Content-Type") != "application/json" || body.Error != "not_found" {
-				t.Errorf("%d %v %s", got.StatusCode, got.Header, got.body)
+				t.Errorf("got %d %v %s", got.StatusCode, got.Header, got.body)
 			}
 			if !strings.Contains(body.Description, tt.description) || body.Endpoints.MCP != tt.mcp {
-				t.Errorf("%s", got.body)
+				t.Errorf("got %s", got.body)
 			}
 		})
 	}
@@ -88,7 +88,8 @@ func TestGatewayLeavesLoginsToOthers(t *testing.T) {
 	}
 }
 
-// Health probes show the state of servers, need no credentials, and do not count as client requests.
+// Health probes show the state of servers, need no credentials, and do not count as client
+// requests.
 func TestGatewayReadiness(t *testing.T) {
 	isolate(t)
 	const token = "0123456789abcdef0123456789abcdef"

@@ -15,7 +15,8 @@ import (
 // nodeModules is the path of the npm packages of peers.
 const nodeModules = "peers/node_modules/"
 
-// Official clients call official servers through the gateway: child processes, Streamable HTTP and HTTP+SSE.
+// Official clients call official servers through the gateway: child processes, Streamable HTTP and
+// HTTP+SSE.
 func TestGatewayPeers(t *testing.T) {
 	isolate(t)
 	programs := buildPrograms(t)
@@ -74,14 +75,14 @@ func TestGatewayPeers(t *testing.T) {
 			t.Run(tt.call.Name+" of "+tt.server, func(t *testing.T) {
 				got := post(t, rpcAt(url, tt.server), tt.call.request())
 				if text := toolText(t, got.body); got.StatusCode != 200 || !strings.Contains(text, tt.want) {
-					t.Errorf("%d %.300s", got.StatusCode, text)
+					t.Errorf("got %d %.300s", got.StatusCode, text)
 				}
 			})
 		}
 		t.Run("a server request gets a response", func(t *testing.T) {
 			got := post(t, rpcAt(url, "one"), toolCall{"trigger-sampling-request", `{"prompt":"?"}`}.request())
 			if text := toolText(t, got.body); !strings.Contains(text, "-32601") {
-				t.Errorf("%d %s", got.StatusCode, text)
+				t.Errorf("got %d %s", got.StatusCode, text)
 			}
 		})
 	})
@@ -96,7 +97,7 @@ func TestGatewayPeers(t *testing.T) {
 				`"_meta":{"progressToken":"mine"}}`), "Accept: application/json, text/event-stream")
 		events := strings.SplitAfter(got.body, "\n\n")
 		if len(events) != 5 {
-			t.Fatalf("%q", got.body)
+			t.Fatalf("got %q", got.body)
 		}
 		for i, event := range events[:3] {
 			if !strings.Contains(event, `"progressToken":"mine"`) || !strings.Contains(event, fmt.Sprintf(`"progress":%d`,

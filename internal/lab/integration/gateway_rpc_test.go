@@ -154,7 +154,7 @@ func TestGatewayRPCAnswers(t *testing.T) {
 			got := post(t, rpcAt(url, tt.server), tt.request, "Accept-Encoding: gzip")
 			if got.StatusCode != 200 || got.Header.Get("Content-Type") != "application/json" ||
 				got.Header.Get("Content-Encoding") != "" {
-				t.Errorf("%d %v", got.StatusCode, got.Header)
+				t.Errorf("got %d %v", got.StatusCode, got.Header)
 			}
 			same(t, got.body, tt.want)
 			same(t, stub.Last().Body, tt.request) // G2
@@ -250,7 +250,7 @@ func TestGatewayRPCFailures(t *testing.T) {
 			before := stub.Count()
 			got := post(t, rpcAt(url, tt.server), tt.request)
 			if got := gatewayErrorOf(t, got); got != tt.want {
-				t.Errorf("%+v\nwant %+v", got, tt.want)
+				t.Errorf("got %+v\nwant %+v", got, tt.want)
 			}
 			if contacted := stub.Count() != before; contacted == tt.uncontacted {
 				t.Errorf("the upstream was contacted: %t", contacted)
@@ -360,7 +360,7 @@ func TestGatewayRPCRequests(t *testing.T) {
 	t.Run("a compressed request", func(t *testing.T) {
 		got := gatewayErrorOf(t, post(t, rpcAt(url, "stub"), rpc("echo", `1`), "Content-Encoding: gzip"))
 		if got != (gatewayError{415, -32600, "invalid_request", "null", "", 0}) {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v", got)
 		}
 	})
 }
@@ -390,10 +390,10 @@ func TestGatewayLimits(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			got := post(t, tt.endpoint, tt.request)
 			if tt.want == "" && got.StatusCode != 200 {
-				t.Errorf("%d %s", got.StatusCode, got.body)
+				t.Errorf("got %d %s", got.StatusCode, got.body)
 			}
 			if tt.want != "" && gatewayErrorOf(t, got).Symbol != tt.want {
-				t.Errorf("%d %.300s", got.StatusCode, got.body)
+				t.Errorf("got %d %.300s", got.StatusCode, got.body)
 			}
 		})
 	}
@@ -442,7 +442,7 @@ func TestGatewayKeepsRepliesApart(t *testing.T) {
 }
 
 // If a client disconnects, its request to the server is canceled (G25).
-func TestGatewayCancelsForClientsThatLeave(t *testing.T) {
+func TestGatewayCancelsForDisconnectedClients(t *testing.T) {
 	isolate(t)
 	asked, gone := make(chan struct{}, 1), make(chan struct{}, 1)
 	address := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -489,8 +489,8 @@ func TestGatewayReloadUnderTraffic(t *testing.T) {
 	}
 	stop := make(chan struct{})
 	var traffic sync.WaitGroup
-	// Use a new connection for each request: a reload may close an idle one just when a request is sent, and clients do
-	// not retry a POST.
+	// Use a new connection for each request: a reload may close an idle one just when a request is
+	// sent, and clients do not retry a POST.
 	fresh := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
 	traffic.Go(func() {
 		for {
@@ -510,7 +510,7 @@ func TestGatewayReloadUnderTraffic(t *testing.T) {
 			body, _ := io.ReadAll(res.Body)
 			res.Body.Close()
 			if string(body) != result(`1`) {
-				t.Errorf("%d %s", res.StatusCode, body)
+				t.Errorf("got %d %s", res.StatusCode, body)
 				return
 			}
 		}
@@ -605,14 +605,14 @@ func TestGatewayRPCDoesNotWaitForStreamsToEnd(t *testing.T) {
 }
 
 // Headers of a handler that refuses a request reach the client.
-func TestGatewayKeepsHeadersOfARefusal(t *testing.T) {
+func TestGatewayKeepsHeadersOfRefusals(t *testing.T) {
 	isolate(t)
 	url := serve(t, block("mcp_gateway", block("server a http://127.0.0.1:1", `header WWW-Authenticate "Bearer realm=x"`,
 		"error 401")))
 	for _, endpoint := range []string{rpcAt(url, "a"), url + "/mcp/a"} {
 		got := post(t, endpoint, rpc("echo", `1`))
 		if want := (gatewayError{401, -32600, "unauthorized", "1", "a", 0}); gatewayErrorOf(t, got) != want {
-			t.Errorf("%+v, want %+v", gatewayErrorOf(t, got), want)
+			t.Errorf("got %+v, want %+v", gatewayErrorOf(t, got), want)
 		}
 		if header := got.Header.Get("WWW-Authenticate"); header != "Bearer realm=x" {
 			t.Errorf("WWW-Authenticate: %q", header)

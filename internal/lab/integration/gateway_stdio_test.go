@@ -22,8 +22,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// child returns a server of a gateway: the test program itself, running as an MCP server of mcptest with these
-// arguments.
+// child returns a server of a gateway: the test program itself, running as an MCP server of mcptest
+// with these arguments.
 func child(name string, args ...string) string {
 	self, err := os.Executable()
 	if err != nil {
@@ -101,7 +101,7 @@ func newSession(t *testing.T, endpoint string) string {
 		`"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
 	session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
 	if got.StatusCode != 200 || session == "Mcp-Session-Id: " {
-		t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
+		t.Fatalf("got %d %v %s", got.StatusCode, got.Header, got.body)
 	}
 	if got := post(t, endpoint, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, session,
 		acceptBoth); got.StatusCode != 202 {
@@ -113,8 +113,8 @@ func newSession(t *testing.T, endpoint string) string {
 // streamClient is an HTTP client without a timeout, for streams and long calls.
 var streamClient = &http.Client{Transport: &http.Transport{DisableCompression: true}}
 
-// closingClient is streamClient with a new connection for each request. A stream that outlives its configuration
-// closes its connection at the end, and a request just sent on it would be lost.
+// closingClient is streamClient with a new connection for each request. A stream that outlives its
+// configuration closes its connection at the end, and a request just sent on it would be lost.
 var closingClient = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}}
 
 // listenTo opens the stream of a session.
@@ -122,7 +122,7 @@ func listenTo(t *testing.T, endpoint, session string) *bufio.Reader {
 	t.Helper()
 	res := open(t, streamClient, "GET", endpoint, "", session, "Accept: text/event-stream")
 	if res.StatusCode != 200 {
-		t.Fatalf("%d %v", res.StatusCode, res.Header)
+		t.Fatalf("got %d %v", res.StatusCode, res.Header)
 	}
 	stream := bufio.NewReader(res.Body)
 	nextEvent(t, stream) // a comment
@@ -175,7 +175,7 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 		for _, endpoint := range []string{rpcAt(url, server), mcpAt(url, server)} {
 			got := post(t, endpoint, request, acceptBoth)
 			if got.StatusCode != 200 || !strings.Contains(got.body, `"id":12345678901234567890`) {
-				t.Errorf("%d %s", got.StatusCode, got.body)
+				t.Errorf("got %d %s", got.StatusCode, got.body)
 			}
 			same(t, toolText(t, got.body), `{"name":"echo","arguments":{"n":1.0,"text":"é\u00e9"}}`)
 		}
@@ -280,7 +280,7 @@ func TestGatewayStdioDeath(t *testing.T) {
 		got := post(t, endpoint, `{"jsonrpc":"2.0","id":"d\u0069e","method":"tools/call","params":{"name":"die",`+
 			`"arguments":{"code":3}}}`, acceptBoth)
 		if f := gatewayErrorOf(t, got); f != (gatewayError{502, -32002, "connect_error", `"d\u0069e"`, "mortal", 0}) {
-			t.Errorf("A37 %+v", f)
+			t.Errorf("A37 got %+v", f)
 		}
 		if f := gatewayErrorOf(t, <-waiting); f != (gatewayError{502, -32002, "connect_error", `1`, "mortal", 0}) {
 			t.Errorf("A37 the other call: %+v", f)
@@ -327,7 +327,7 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 		}
 		for _, call := range calls {
 			if f := gatewayErrorOf(t, <-call); f != (gatewayError{502, -32002, "connect_error", `1`, "hopeless", 0}) {
-				t.Errorf("A37 %+v", f)
+				t.Errorf("A37 got %+v", f)
 			}
 		}
 	}
@@ -336,7 +336,7 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 	}
 	if f := gatewayErrorOf(t, post(t, mcpAt(url, "mute"), rpc("tools/list", `{}`))); f != (gatewayError{502, -32002,
 		"connect_error", `1`, "mute", 0}) {
-		t.Errorf("A37 %+v", f)
+		t.Errorf("A37 got %+v", f)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestGatewayStdioSilence(t *testing.T) {
 			t.Errorf("A38 another call got %q", got)
 		}
 		if f := gatewayErrorOf(t, <-waiting); f != (gatewayError{502, -32002, "timeout", `1`, "silent", 0}) {
-			t.Errorf("A38 %+v", f)
+			t.Errorf("A38 got %+v", f)
 		}
 		await.Until(t, "the cancellation", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
 		if again := pidAt(t, endpoint); again != pid {
@@ -427,7 +427,7 @@ func TestGatewayStdioEnvironment(t *testing.T) {
 	// No shell is involved, and a command that cannot run is an error of the gateway.
 	if f := gatewayErrorOf(t, post(t, rpcAt(url, "unheard"), rpc("tools/list", `{}`))); f != (gatewayError{502, -32002,
 		"connect_error", "1", "unheard", 0}) {
-		t.Errorf("A40 %+v", f)
+		t.Errorf("A40 got %+v", f)
 	}
 }
 
@@ -463,7 +463,7 @@ func TestGatewayStdioFraming(t *testing.T) {
 		waiting := beginCall(t, endpoint, "slow", `{"ms":300}`)
 		if f := gatewayErrorOf(t, post(t, endpoint, toolCall{"big", `{"n":2000000}`}.request())); f != (gatewayError{502,
 			-32003, "invalid_response", "1", "narrow", 0}) {
-			t.Errorf("%+v", f)
+			t.Errorf("got %+v", f)
 		}
 		if got := toolText(t, (<-waiting).body); got != "slept" {
 			t.Errorf("the other call got %q", got)
@@ -925,7 +925,8 @@ func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 	}
 }
 
-// A call that becomes idle after it began to stream ends with an error, even if keep-alives continue.
+// A call that becomes idle after it began to stream ends with an error, even if keep-alives
+// continue.
 func TestGatewayStdioSilenceInAStream(t *testing.T) { // A38
 	isolate(t)
 	url := serve(t, block("mcp_gateway", block(child("alpha"), "timeout 3s", "isolation session")))

@@ -39,8 +39,8 @@ func cutIn(result string) string {
 	return strings.ReplaceAll(result, longText, cut("A", len(longText), 2000, 2000))
 }
 
-// newDescribingServer starts a server that has these results. A GET returns all of them as events, a
-// batch returns all of them as an array.
+// newDescribingServer starts a server that has these results. A GET returns all of them as events,
+// a batch returns all of them as an array.
 func newDescribingServer(t *testing.T) (_ *remoteServer, methods []string) {
 	t.Helper()
 	replies := map[string]string{}

@@ -47,7 +47,8 @@ func TestImportCommand(t *testing.T) {
 	}
 }
 
-// A client uses the servers of a file: through the imported Caddyfile, the config adapter, and stdio.
+// A client uses the servers of a file: through the imported Caddyfile, the config adapter, and
+// stdio.
 func TestClientFileIsServed(t *testing.T) {
 	isolate(t)
 	received := make(chan string, 100)

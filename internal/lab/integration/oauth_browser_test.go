@@ -115,7 +115,7 @@ func attribute(n *html.Node, name string) string {
 func (b *formBrowser) logIn(t *testing.T, address, account string) webPage {
 	t.Helper()
 	page, form := b.open(t, address)
-	for range mostForms {
+	for range maxForms {
 		if form == nil {
 			return page
 		}
@@ -125,8 +125,8 @@ func (b *formBrowser) logIn(t *testing.T, address, account string) webPage {
 	return webPage{}
 }
 
-// mostForms limits the forms of one login.
-const mostForms = 5
+// maxForms limits the forms of one login.
+const maxForms = 5
 
 func (c *chromium) logIn(t *testing.T, address, account string) webPage {
 	t.Helper()
@@ -140,7 +140,7 @@ func (c *chromium) logIn(t *testing.T, address, account string) webPage {
 		names: document.querySelectorAll("input[name=login]").length})`
 	var now state
 	step := chromedp.Navigate(address)
-	for range mostForms + 1 {
+	for range maxForms + 1 {
 		response, err := chromedp.RunResponse(ctx, step)
 		if err == nil {
 			now, err = chromedp.Run(ctx, chromedp.Evaluate[state](look))

@@ -38,8 +38,9 @@ func callSteadily(t *testing.T, c *testClient, calls, perSecond int) {
 // live for two seconds.
 var fleeting = map[string]any{"accessTokenSeconds": 2, "tokenMilliseconds": 200}
 
-// refreshedOnce checks that tokens were refreshed several times, and no refresh token was used twice.
-func refreshedOnce(t *testing.T, a *authServer) {
+// expectRefreshes checks that tokens were refreshed several times, and no refresh token was used
+// twice.
+func expectRefreshes(t *testing.T, a *authServer) {
 	t.Helper()
 	if got := a.stats(t); got.Grants["refresh_token"] < 3 || got.Reused != 0 || got.Logins != 1 ||
 		len(got.RefusedGrants) != 0 {
@@ -56,7 +57,7 @@ func TestOAuthRefresh(t *testing.T) {
 	c := g.join(t)
 	expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, c, "whoami"), "alice"))
 	callSteadily(t, c, 600, 50)
-	refreshedOnce(t, a)
+	expectRefreshes(t, a)
 }
 
 // Without refresh tokens a login lasts as long as its access token.
@@ -92,7 +93,7 @@ func TestOAuthRefreshAcrossProcesses(t *testing.T) {
 		both.Go(func() { callSteadily(t, c, 250, 25) })
 	}
 	both.Wait()
-	refreshedOnce(t, a)
+	expectRefreshes(t, a)
 }
 
 // The gateway does not retry forever with a server that refuses every token.

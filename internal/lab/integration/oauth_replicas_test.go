@@ -24,7 +24,8 @@ func startReplica(t *testing.T, redis *replicastest.Redis, lines ...string) *oau
 	return g
 }
 
-// A roundRobin is a round-robin proxy: each page of a login comes from another gateway than the page before.
+// A roundRobin is a round-robin proxy: each page of a login comes from another gateway than the
+// page before.
 type roundRobin struct {
 	url string
 
@@ -59,7 +60,8 @@ func (s *roundRobin) add(t *testing.T, g *oauthGateway) {
 	s.targets = append(s.targets, u)
 }
 
-// A login whose pages come from three replicas is valid on all of them. They refresh its tokens one after the other.
+// A login whose pages come from three replicas is valid on all of them. They refresh its tokens one
+// after the other.
 func TestOAuthAcrossReplicas(t *testing.T) {
 	isolate(t)
 	redis := replicastest.StartRedis(t)
@@ -83,7 +85,7 @@ func TestOAuthAcrossReplicas(t *testing.T) {
 		running.Go(func() { callSteadily(t, c, 100, 12) })
 	}
 	running.Wait()
-	refreshedOnce(t, a)
+	expectRefreshes(t, a)
 	if got := a.stats(t); got.Registrations != 1 {
 		t.Errorf("%d registrations", got.Registrations)
 	}
@@ -97,7 +99,8 @@ func TestOAuthAcrossReplicas(t *testing.T) {
 	}
 }
 
-// Tool descriptions approved on one replica are approved on all, also on a replica that starts later.
+// Tool descriptions approved on one replica are approved on all, also on a replica that starts
+// later.
 func TestPinsAcrossReplicas(t *testing.T) {
 	isolate(t)
 	redis := replicastest.StartRedis(t)

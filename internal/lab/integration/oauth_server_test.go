@@ -90,7 +90,8 @@ func (a *authServer) stats(t *testing.T) (s authStats) {
 	return s
 }
 
-// post sends a form or JSON to the authorization server, decodes the response and returns its status.
+// post sends a form or JSON to the authorization server, decodes the response and returns its
+// status.
 func (a *authServer) post(t *testing.T, path, contentType, body string, answer any) int {
 	t.Helper()
 	got := post(t, a.Issuer+path, body, "Content-Type: "+contentType)

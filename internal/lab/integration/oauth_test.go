@@ -125,7 +125,8 @@ func accountTools(account string) []string {
 
 var loginAddress = regexp.MustCompile(`https?://[^\s"<>\\]+/mcp/oauth/login\?[^\s"<>\\]+`)
 
-// expectLoginRequest checks that a call returns a text with the URL of a login, and returns the URL.
+// expectLoginRequest checks that a call returns a text with the URL of a login, and returns the
+// URL.
 func expectLoginRequest(t *testing.T, c *testClient, tool string) (address string) {
 	t.Helper()
 	text := c.use(t, "notes", tool, `{}`)
@@ -396,7 +397,8 @@ func (p *loginPeer) next(t *testing.T) (s loginView) {
 	return s
 }
 
-// expectLogin checks that the client receives a login URL, logs in, and checks that the same call succeeds.
+// expectLogin checks that the client receives a login URL, logs in, and checks that the same call
+// succeeds.
 func (p *loginPeer) expectLogin(t *testing.T, b browser, account, result string) {
 	t.Helper()
 	s := p.next(t)
@@ -500,7 +502,8 @@ func TestOAuthPerClient(t *testing.T) {
 	t.Run("a login that another browser finishes is refused", func(t *testing.T) {
 		refuses(t, newFormBrowser(t), begin(t, newFormBrowser(t)))
 	})
-	// withParam returns a copy of the callback URL with one parameter changed, or removed if value is "".
+	// withParam returns a copy of the callback URL with one parameter changed, or removed if value is
+	// "".
 	withParam := func(callback *url.URL, name, value string) *url.URL {
 		query := callback.Query()
 		query.Set(name, value)

@@ -201,7 +201,7 @@ func TestOperateServers(t *testing.T) {
 			got := stateOf(t, name)
 			if got.Name != "alpha" || got.State != "healthy" || got.pid(t) != pid || got.Children[0].State != "running" ||
 				got.Restarts != 0 || got.LastError != "" {
-				t.Errorf("%+v", got)
+				t.Errorf("got %+v", got)
 			}
 		}
 		if got := stateOf(t, "beta"); len(got.Children) > 0 && got.Children[0].PID != 0 {
@@ -220,7 +220,7 @@ func TestOperateServers(t *testing.T) {
 	})
 	t.Run("A70 a gateway by name", func(t *testing.T) {
 		if all := control[[]serverState](t, "GET", "/servers?gateway=ops", "", 200); len(all) != 3 {
-			t.Errorf("%+v", all)
+			t.Errorf("got %+v", all)
 		}
 		expectAdminError(t, "GET", "/servers?gateway=unknown", "", 404)
 	})
@@ -296,7 +296,7 @@ func TestOperateRestart(t *testing.T) {
 		var got []string
 		for _, line := range linesOfLog(t, file, "admin.api.mcp_gateway") {
 			if line.Logger != "admin.api.mcp_gateway" || line.Level != "info" {
-				t.Errorf("%+v", line)
+				t.Errorf("got %+v", line)
 			}
 			got = append(got, line.Action+" "+line.MCPServer+" "+line.Outcome)
 		}
@@ -386,7 +386,7 @@ func TestOperateRestartsUnderLoad(t *testing.T) {
 }
 
 // A failed restart is reported, and the server can be restarted again.
-func TestOperateRestartsInVain(t *testing.T) {
+func TestOperateFailedRestarts(t *testing.T) {
 	isolate(t)
 	flag := filepath.Join(t.TempDir(), "flag")
 	set := func() {
@@ -421,10 +421,10 @@ func TestOperateSeveralGateways(t *testing.T) {
 	load(t, site(one, gateway("name one", child("alpha"), child("only")))+site(two, gateway("name two", child("alpha"))))
 	pid := pidAt(t, mcpAt("http://"+two, "alpha"))
 	if all := control[[]serverState](t, "GET", "/servers", "", 200); len(all) != 3 {
-		t.Errorf("A70 %+v", all)
+		t.Errorf("A70 got %+v", all)
 	}
 	if all := control[[]serverState](t, "GET", "/servers?gateway=two", "", 200); len(all) != 1 || all[0].Gateway != "two" {
-		t.Errorf("A70 %+v", all)
+		t.Errorf("A70 got %+v", all)
 	}
 	expectAdminError(t, "POST", "/servers/alpha/restart", "", 409)
 	expectAdminError(t, "POST", "/templates", `{"name":"x","uriTemplate":"a://{b}","text":"{b}"}`, 409)
@@ -432,7 +432,7 @@ func TestOperateSeveralGateways(t *testing.T) {
 	control[serverState](t, "GET", "/servers/only", "", 200)
 	if got := control[serverState](t, "POST", "/servers/alpha/restart?gateway=two", "", 200); got.Gateway != "two" ||
 		got.pid(t) == pid {
-		t.Errorf("A62 %+v", got)
+		t.Errorf("A62 got %+v", got)
 	}
 	control[json.RawMessage](t, "POST", "/templates?gateway=one", `{"name":"x","uriTemplate":"a://{b}","text":"{b}"}`, 201)
 	if got := newTestClient(t, joinedAt("http://"+one), false, `{}`).read(t, "a://c"); got != "c" {
@@ -560,7 +560,7 @@ func TestOperateRefresh(t *testing.T) {
 			toolNames(t, c)
 			c.use(t, "alpha", "add-tool", `{"name":"`+fresh+`","quiet":true}`)
 			if got := control[struct{ Clients int }](t, "POST", "/servers/alpha/refresh", "", 200); got.Clients == 0 {
-				t.Errorf("%+v", got)
+				t.Errorf("got %+v", got)
 			}
 			stream.awaitMessage(t, listChanged)
 			if got := toolNames(t, c); !slices.Contains(got, "alpha__"+fresh) || !slices.Contains(got, "far__first") {
@@ -619,7 +619,7 @@ func TestOperateIsNotForThePublic(t *testing.T) {
 		}
 		if got := send(t, client, "GET", "http://"+running.address+"/mcp_gateway/servers", ""); got.StatusCode != 404 ||
 			strings.Contains(got.body, "alpha") {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s", got.StatusCode, got.body)
 		}
 	})
 }
@@ -725,7 +725,7 @@ func TestOperateTemplates(t *testing.T) {
 		}
 		slices.Sort(names)
 		if want := []string{"far", "note", "window"}; !slices.Equal(names, want) {
-			t.Errorf("%+v", all)
+			t.Errorf("got %+v", all)
 		}
 	})
 	t.Run("A67 after a reload", func(t *testing.T) {
@@ -775,7 +775,7 @@ func TestOperateTemplates(t *testing.T) {
 			}
 		}
 		if all := control[[]template](t, "GET", "/templates", "", 200); len(all) != 0 {
-			t.Errorf("%+v", all)
+			t.Errorf("got %+v", all)
 		}
 	})
 	t.Run("A74 each action writes one log line", func(t *testing.T) {
@@ -792,7 +792,7 @@ func TestOperateTemplates(t *testing.T) {
 	})
 }
 
-func TestOperateTemplatesOfTheDenied(t *testing.T) {
+func TestOperateDeniedTemplates(t *testing.T) {
 	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
 	far := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
@@ -872,7 +872,7 @@ func TestOperateTemplatesOfTheDenied(t *testing.T) {
 		}](t, "GET", "/clients", "", 200) {
 			if c.Name == "guest" {
 				if c.Denied < 12 || c.Sessions["guest"] == 0 {
-					t.Errorf("%+v", c)
+					t.Errorf("got %+v", c)
 				}
 				return
 			}

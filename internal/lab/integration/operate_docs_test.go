@@ -14,7 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// blocksOf returns the code blocks of a language in a document. The path is relative to the project.
+// blocksOf returns the code blocks of a language in a document. The path is relative to the
+// project.
 func blocksOf(t *testing.T, document, language string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))

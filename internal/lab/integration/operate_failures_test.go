@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A server's failure is reported to operators in detail, logged once, and reported to clients only by its class.
+// A server's failure is reported to operators in detail, logged once, and reported to clients only
+// by its class.
 func TestOperateFailures(t *testing.T) {
 	isolate(t)
 	wrong := "http://" + upstream(t, http.HandlerFunc(wrongServer))

@@ -89,8 +89,8 @@ func TestOperateHealthRestarts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			journal := newJournal(t)
 			server := "fallen" + fmt.Sprint(tt.checks)
-			// The long timeout makes a call that does not end with the child fail the test. The delay makes the gauge
-			// observable.
+			// The long timeout makes a call that does not end with the child fail the test. The delay makes
+			// the gauge observable.
 			url := serve(t, gateway(append(tt.lines, "name falls", "separator __", block(child(server, "--init-delay", "0.5"),
 				journal.env(), "timeout 10m"))...))
 			legacy, modern := newTestClient(t, joinedAt(url), false, fullCapabilities), newTestClient(t, joinedAt(url), true,

@@ -69,7 +69,7 @@ func changes(t *testing.T) (all []string) {
 	for _, change := range control[[]struct{ Gateway, Server, Tool, Pinned, Seen, At string }](t, "GET", "/tools/changes",
 		"", 200) {
 		if change.Pinned == "" || change.Seen == "" || change.Pinned == change.Seen || change.At == "" {
-			t.Errorf("%+v", change)
+			t.Errorf("got %+v", change)
 		}
 		all = append(all, change.Gateway+" "+change.Server+" "+change.Tool)
 	}
@@ -157,17 +157,17 @@ func TestOperatePins(t *testing.T) {
 			})
 			t.Run("the admin API reports it", func(t *testing.T) {
 				if got := changes(t); !slices.Equal(got, []string{name + " alpha weather"}) {
-					t.Errorf("%q", got)
+					t.Errorf("got %q", got)
 				}
 				if got := stateOf(t, "alpha"); got.ToolsChanged != 1 {
-					t.Errorf("%+v", got)
+					t.Errorf("got %+v", got)
 				}
 			})
 			t.Run("after a reload", func(t *testing.T) {
 				load(t, config+site(freeAddress(t), "respond x"))
 				withheld(t)
 				if got := changes(t); !slices.Equal(got, []string{name + " alpha weather"}) {
-					t.Errorf("%q", got)
+					t.Errorf("got %q", got)
 				}
 				if got := warnings(); len(got) != 1 {
 					t.Errorf("logged %+v", got)
@@ -219,12 +219,12 @@ func TestOperatePins(t *testing.T) {
 					}
 				}
 				if got := changes(t); !slices.Equal(got, []string{name + " far fickle"}) {
-					t.Errorf("%q", got)
+					t.Errorf("got %q", got)
 				}
 				accept("far", "", 1)
 				accept("far", "", 0)
 				if got := changes(t); len(got) > 0 {
-					t.Errorf("%q", got)
+					t.Errorf("got %q", got)
 				}
 				if got := c.ask(t, "tools/call", callOf("far", "fickle", `{}`)); got.answer.Error != nil {
 					t.Errorf("got %s, want a result", got.answer.Raw)
@@ -237,7 +237,7 @@ func TestOperatePins(t *testing.T) {
 				}
 				if counts["accept alpha weather ok"] != 1 || counts["accept far  ok"] != 2 ||
 					counts["accept zeta  not_found"] != 1 {
-					t.Errorf("%v", counts)
+					t.Errorf("got %v", counts)
 				}
 			})
 		})
@@ -283,7 +283,7 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 	// With a truncated pin file Caddy starts, but no tool of the server can be used.
 	pins, err := filepath.Glob(filepath.Join(dir, "mcp_gateway", "tool_pins", "*"))
 	if err != nil || len(pins) != 1 {
-		t.Fatalf("%v, %v", pins, err)
+		t.Fatalf("got %v, %v", pins, err)
 	}
 	if err := os.Truncate(pins[0], 20); err != nil {
 		t.Fatal(err)
@@ -296,7 +296,7 @@ func TestOperatePinsOutliveCaddy(t *testing.T) {
 	c.refuses(t, "tools/call", callOf("far", "steady", `{}`), 403, "tool_changed")
 	if got := send(t, client, "GET", "http://"+fourth.addresses[":2019"]+"/mcp_gateway/tools/changes",
 		""); !strings.Contains(got.body, `"lost":true`) {
-		t.Errorf("%d %s", got.StatusCode, got.body)
+		t.Errorf("got %d %s", got.StatusCode, got.body)
 	}
 	if got := send(t, client, "POST", "http://"+fourth.addresses[":2019"]+"/mcp_gateway/servers/far/accept",
 		""); got.StatusCode != 200 {
@@ -324,7 +324,7 @@ func TestOperatePinsInDiscovery(t *testing.T) {
 				got := c.ask(t, "tools/call", callToolParams("alpha__add-tool", `{"name":"`+tool+`","description":"`+description+
 					`"}`))
 				if got.answer.Text() != "added" {
-					t.Fatalf("%s", got.answer.Raw)
+					t.Fatalf("got %s", got.answer.Raw)
 				}
 			}
 			add(`Predicts rain\u202e and sunshine.`)

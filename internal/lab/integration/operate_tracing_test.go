@@ -195,7 +195,7 @@ func TestOperateTracing(t *testing.T) {
 		span := spans.span(t, trace)
 		if span.attributes["error.type"] == "" || span.attributes["rpc.jsonrpc.error_code"] != "-32602" ||
 			span.attributes["gen_ai.tool.name"] != "nope" {
-			t.Errorf("%v", span.attributes)
+			t.Errorf("got %v", span.attributes)
 		}
 		if span.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_ERROR {
 			t.Errorf("status %v", span.GetStatus())

@@ -132,7 +132,7 @@ func forEndpoints(t *testing.T, url string, servers []requestingServer, test fun
 	}
 }
 
-func TestOperateAnswersHere(t *testing.T) {
+func TestOperateConfiguredAnswers(t *testing.T) {
 	isolate(t)
 	servers := newRequestingServers(t, newJournal(t))
 	lines := []string{"separator __", "response_timeout 20s"}
@@ -163,7 +163,7 @@ func TestOperateAnswersHere(t *testing.T) {
 
 // Server requests outside of a call are answered as well, even before a client connects
 // that could answer them.
-func TestOperateAnswersOutOfTheBlue(t *testing.T) {
+func TestOperateAnswersOutsideOfCalls(t *testing.T) {
 	isolate(t)
 	const roots = `"result":{"roots":[{"uri":"file:///workspace"`
 	for name, ask := range map[string]func(t *testing.T, url string){
@@ -234,7 +234,7 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 }
 
 // The gateway answers one server's requests, and passes on those of the other.
-func TestOperateAnswersForOne(t *testing.T) {
+func TestOperateAnswersForOneServer(t *testing.T) {
 	isolate(t)
 	url := serve(t, gateway("separator __", block(child("alpha"), "isolation session"),
 		block(child("beta"), "isolation session"),
@@ -257,7 +257,7 @@ func TestOperateAnswersForOne(t *testing.T) {
 	}
 }
 
-func TestOperateDropsQuestions(t *testing.T) {
+func TestOperateDropsServerRequests(t *testing.T) {
 	isolate(t)
 	servers := newRequestingServers(t, newJournal(t))
 	// The long timeout makes a call that hangs fail the test.

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// deleteTool is the definition of a tool at its server, and removeTool is the overridden definition that clients see.
+// deleteTool is the definition of a tool at its server, and removeTool is the overridden definition
+// that clients see.
 const (
 	deleteTool = `{"name":"delete_file","description":"old","inputSchema":{"type":"object","properties":{` +
 		`"path":{"type":"string"},"root":{"type":"string"},"debug":{"type":"boolean"}},"required":["path","root"]}}`
@@ -35,7 +36,8 @@ func overridden(server string, lines ...string) string {
 	return block(server, lines...)
 }
 
-// overrideEndpoints returns all ways to call a tool: those of toolEndpoints, and the plain RPC endpoint.
+// overrideEndpoints returns all ways to call a tool: those of toolEndpoints, and the plain RPC
+// endpoint.
 func overrideEndpoints(url, searched string) []toolEndpoint {
 	ways := toolEndpoints(url, searched)
 	plain := ways[1]
@@ -89,8 +91,8 @@ func (c caller) names(t *testing.T, server string) (names []string) {
 	return names
 }
 
-// At every endpoint, the client sees the overridden tool, and the server receives the original name and the fixed
-// arguments.
+// At every endpoint, the client sees the overridden tool, and the server receives the original name
+// and the fixed arguments.
 func TestOverrideInEveryWay(t *testing.T) {
 	isolate(t)
 	setenv(t, "OVERRIDE_ROOT", "/srv")
@@ -174,7 +176,8 @@ func (c caller) callOverridden(t *testing.T, server string) {
 	}
 }
 
-// expectOriginal checks that a server received a call of callOverridden with the original name and arguments.
+// expectOriginal checks that a server received a call of callOverridden with the original name and
+// arguments.
 func expectOriginal(t *testing.T, r *mcptest.Received, placeholder bool) {
 	t.Helper()
 	want := `delete_file {"path":"a","root":"/srv"}`

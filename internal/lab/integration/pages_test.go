@@ -121,7 +121,8 @@ var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 // aServer matches a line that adds servers to a gateway.
 var aServer = regexp.MustCompile(`(?m)^\s*servers?(_from)? `)
 
-// wholeCaddyfile completes an excerpt from a page: it adds a server, the gateway and the site if they are missing.
+// wholeCaddyfile completes an excerpt from a page: it adds a server, the gateway and the site if
+// they are missing.
 func wholeCaddyfile(shown string) string {
 	word := strings.Fields(shown)[0]
 	if slices.Contains([]string{"server", "client", "auth", "answer"}, word) {
@@ -260,7 +261,8 @@ func TestKindsThatAreKept(t *testing.T) {
 var declaredMetric = regexp.MustCompile(`(?:telemetry\.New(?:Counter|Gauge|Histogram)|newDesc)\(\s*"([a-z_]+)",\s+` +
 	`(?:"[^"]*"(?:\s*\+\s*)?)+((?:,\s+"[a-z_]+")*)\)`)
 
-// docs/telemetry.md lists exactly the metrics in the code, with their labels, and their log fields and events.
+// docs/telemetry.md lists exactly the metrics in the code, with their labels, and their log fields
+// and events.
 func TestTelemetryPage(t *testing.T) {
 	isolate(t)
 	page := pages(t)["docs/telemetry.md"]

@@ -334,7 +334,7 @@ func TestPrunerRerankerFails(t *testing.T) {
 	})
 }
 
-// expectTimedOut checks that the pruner expectTimedOut only the configured few hundred milliseconds, not the
+// expectTimedOut checks that the pruner waited only the configured few hundred milliseconds, not the
 // default of 20 seconds (P70).
 func expectTimedOut(t *testing.T, got pruned) {
 	t.Helper()
@@ -544,7 +544,7 @@ func TestPrunerTimeouts(t *testing.T) {
 }
 
 // When the client disconnects, the request to the reranker is cancelled.
-func TestPrunerHangUp(t *testing.T) {
+func TestPrunerDisconnects(t *testing.T) {
 	isolate(t)
 	asked, left := make(chan struct{}, 1), make(chan struct{}, 1)
 	reranker := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {

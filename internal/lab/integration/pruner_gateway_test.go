@@ -52,12 +52,12 @@ func TestPrunerInGateway(t *testing.T) {
 			p := prunable{text: unicodeText(300), goal: fmt.Sprintf("endpoint %d", i), annotate: true}
 			status, message := endpoint.call(t, "prune_text", p.arguments())
 			if status != 200 {
-				t.Fatalf("%d %.300s", status, message)
+				t.Fatalf("got %d %.300s", status, message)
 			}
 			got := payload[pruned](t, message)
 			p.check(t, got)
 			if len(got.Annotations) == 0 || strings.Contains(message, "KIMI_PROXY_OBSERVATION_MASKED") {
-				t.Fatalf("%+v", got.Stats)
+				t.Fatalf("got %+v", got.Stats)
 			}
 			lines := strings.Split(p.text, "\n")
 			for _, tool := range []string{"recover_text", "recover_range"} {
@@ -83,7 +83,7 @@ func TestPrunerInGateway(t *testing.T) {
 			}
 			_, message = endpoint.call(t, "health", `{}`)
 			if health := payload[map[string]any](t, message); health["status"] != "healthy" {
-				t.Errorf("P7 %v", health)
+				t.Errorf("P7 got %v", health)
 			}
 		})
 	}
@@ -165,7 +165,7 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 			got = modern.ask(t, "tools/list", `{}`)
 			if !strings.Contains(got.answer.Raw, `"ttlMs":`) || !strings.Contains(got.answer.Raw, `"cacheScope":`) ||
 				!strings.Contains(got.answer.Raw, `"resultType":"complete"`) {
-				t.Errorf("%.300s", got.answer.Raw)
+				t.Errorf("got %.300s", got.answer.Raw)
 			}
 			p := prunable{text: numbered(300)}
 			got = modern.ask(t, "tools/call", `{"name":"prune_text","arguments":`+p.arguments()+`}`)
@@ -180,11 +180,11 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 			got = modern.ask(t, "tools/call", `{"name":"recover_text","arguments":`+recoverArguments("prn_nope", false, 1, 1)+
 				`}`)
 			if got.status != 200 || got.answer.Error == nil || got.answer.Error.Code != -32004 {
-				t.Errorf("P45 %d %s", got.status, got.answer.Raw)
+				t.Errorf("P45 got %d %s", got.status, got.answer.Raw)
 			}
 			got = modern.ask(t, "foo", `{}`)
 			if got.status != 404 || got.answer.Error == nil || got.answer.Error.Code != -32601 {
-				t.Errorf("P9 %d %s", got.status, got.answer.Raw)
+				t.Errorf("P9 got %d %s", got.status, got.answer.Raw)
 			}
 			got = modern.ask(t, "tools/list", `{}`, "Mcp-Method: tools/call")
 			if got.status != 400 || got.answer.Error == nil || got.answer.Error.Code != -32020 {
@@ -197,7 +197,7 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 			`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}`),
 			acceptBoth, "Mcp-Protocol-Version: 2030-01-01", "Mcp-Method: tools/list")
 		if got.StatusCode != 400 || !strings.Contains(got.body, "-32022") || !strings.Contains(got.body, "2026-07-28") {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s", got.StatusCode, got.body)
 		}
 	})
 	t.Run("P79 legacy clients get no session", func(t *testing.T) {
@@ -206,12 +206,12 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 				`","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`), acceptBoth)
 			if got.StatusCode != 200 || !strings.Contains(got.body, `"protocolVersion":"`+version+`"`) ||
 				got.Header.Get("Mcp-Session-Id") != "" {
-				t.Errorf("%d %v %s", got.StatusCode, got.Header, got.body)
+				t.Errorf("got %d %v %s", got.StatusCode, got.Header, got.body)
 			}
 			got = post(t, url+"/mcp", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, acceptBoth,
 				"Mcp-Protocol-Version: "+version)
 			if got.StatusCode != 202 || got.body != "" {
-				t.Errorf("%d %s", got.StatusCode, got.body)
+				t.Errorf("got %d %s", got.StatusCode, got.body)
 			}
 			pruneText(t, url+"/mcp", prunable{text: numbered(100)}, acceptBoth, "Mcp-Protocol-Version: "+version)
 		}
@@ -219,14 +219,14 @@ func TestPrunerStreamableHTTP(t *testing.T) {
 		failsWith(t, url+"/mcp", rpc("foo", `{}`), -32601, acceptBoth)
 		got := post(t, url+"/mcp", "{", acceptBoth)
 		if got.StatusCode != 400 || !strings.Contains(got.body, "-32700") {
-			t.Errorf("P10 %d %s", got.StatusCode, got.body)
+			t.Errorf("P10 got %d %s", got.StatusCode, got.body)
 		}
 	})
 }
 
-// askedBySDK sends requests with the official TypeScript SDK. The SDK prints warnings about
+// askWithSDK sends requests with the official TypeScript SDK. The SDK prints warnings about
 // capabilities that the server lacks, such as prompts, before the results.
-func askedBySDK(t *testing.T, endpoint, era string, requests ...peerRequest) (saw joinedResult) {
+func askWithSDK(t *testing.T, endpoint, era string, requests ...peerRequest) (saw joinedResult) {
 	t.Helper()
 	asked, err := json.Marshal(requests)
 	if err != nil {
@@ -264,12 +264,12 @@ func TestPrunerPeers(t *testing.T) {
 						arguments + `}`)}
 				}
 				id := pruneText(t, url+"/alone/rpc", p).PruneID // the store is the same
-				saw := askedBySDK(t, place.at, era, call("prune_text", p.arguments()),
+				saw := askWithSDK(t, place.at, era, call("prune_text", p.arguments()),
 					call("recover_text", recoverArguments(id, true, 7, 8)), call("health", `{}`),
 					call("recover_text", recoverArguments("prn_nope", true, 1, 1)))
 				if saw.Version != version || len(saw.Tools) != 3 || len(saw.Prompts)+len(saw.Resources)+len(saw.Templates) != 0 ||
 					len(saw.Requests) != 4 {
-					t.Fatalf("P6 %+v", saw)
+					t.Fatalf("P6 got %+v", saw)
 				}
 				for i, request := range saw.Requests[:3] {
 					if request.Error != nil {
@@ -292,7 +292,7 @@ func TestPrunerPeers(t *testing.T) {
 			saw := callWithInspector(t, peerCalls{endpoint: url + "/alone/mcp", era: era,
 				calls: []toolCall{{"prune_text", small.arguments()}}})
 			if len(saw.Tools) != 3 || saw.Calls[0].Result.IsError {
-				t.Fatalf("%+v", saw)
+				t.Fatalf("got %+v", saw)
 			}
 			var got pruned
 			if err := json.Unmarshal([]byte(saw.Calls[0].Result.text()), &got); err != nil {

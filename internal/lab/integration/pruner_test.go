@@ -150,7 +150,7 @@ func pruneText(t *testing.T, endpoint string, p prunable, headers ...string) pru
 	t.Helper()
 	got := post(t, endpoint, p.request(), headers...)
 	if got.StatusCode != 200 || got.Header.Get("Content-Type") != "application/json" {
-		t.Fatalf("%d %v %.300s", got.StatusCode, got.Header, got.body)
+		t.Fatalf("got %d %v %.300s", got.StatusCode, got.Header, got.body)
 	}
 	answered := payload[pruned](t, got.body)
 	p.check(t, answered)
@@ -363,15 +363,15 @@ func TestPrunerHealth(t *testing.T) {
 	want := []any{"prune_text", "recover_text", "annotations", "markers"}
 	if got := ways[0]; got["status"] != "healthy" || got["server"] != "mcp-pruner" || got["version"] != "0.1.0" ||
 		!reflect.DeepEqual(got["capabilities"], want) {
-		t.Errorf("P8 %v", got)
+		t.Errorf("P8 got %v", got)
 	}
 	if got := send(t, client, "HEAD", url+"/health", ""); got.StatusCode != 200 || got.body != "" {
 		t.Errorf("HEAD: %d %q", got.StatusCode, got.body)
 	}
 }
 
-// TestPrunerDoors checks which paths and methods are served.
-func TestPrunerDoors(t *testing.T) {
+// TestPrunerPathsAndMethods checks which paths and methods are served.
+func TestPrunerPathsAndMethods(t *testing.T) {
 	isolate(t)
 	url := serve(t, pruner(), block("handle_path /below/*", pruner()), "respond next")
 	list := rpc("tools/list", `{}`)
@@ -401,7 +401,7 @@ func TestPrunerDoors(t *testing.T) {
 			got := send(t, client, tt.method, url+tt.path, tt.body)
 			if got.StatusCode != tt.status || !strings.Contains(got.body, tt.want) || tt.want != "next" &&
 				strings.Contains(got.body, "next") {
-				t.Errorf("%d %.300s", got.StatusCode, got.body)
+				t.Errorf("got %d %.300s", got.StatusCode, got.body)
 			}
 			if tt.status == 405 && got.Header.Get("Allow") == "" {
 				t.Errorf("no Allow header: %v", got.Header)
@@ -411,7 +411,7 @@ func TestPrunerDoors(t *testing.T) {
 	t.Run("a compressed body", func(t *testing.T) {
 		got := post(t, url+"/rpc", list, "Content-Encoding: gzip")
 		if got.StatusCode != 415 || !json.Valid([]byte(got.body)) {
-			t.Errorf("%d %s", got.StatusCode, got.body)
+			t.Errorf("got %d %s", got.StatusCode, got.body)
 		}
 	})
 }

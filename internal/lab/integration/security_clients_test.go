@@ -30,8 +30,8 @@ const (
 // twoTokens configures the two clients.
 func twoTokens() string { return block("auth token", "victim "+victimToken, "thief "+thiefToken) }
 
-// newBarrierServer starts a server that holds calls until size of them are waiting, and then answers
-// them in reverse order. So all of them are in flight at the same time.
+// newBarrierServer starts a server that holds calls until size of them are waiting, and then
+// answers them in reverse order. So all of them are in flight at the same time.
 func newBarrierServer(t *testing.T, size int) *remoteServer {
 	t.Helper()
 	var mu sync.Mutex
@@ -233,7 +233,8 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 }
 
 // A client's credentials are only for the gateway. A server that receives them could impersonate
-// the client, and a server that receives another server's credentials could impersonate the gateway.
+// the client, and a server that receives another server's credentials could impersonate the
+// gateway.
 func TestSecurityTokenPassthrough(t *testing.T) {
 	isolate(t)
 	const ownKey = "key-of-alpha-0123456789"
@@ -575,7 +576,7 @@ func TestSecurityBacktracking(t *testing.T) {
 		block(server.line("alpha"), "expose "+stars+"c echo"))...))
 	if got := admin(t, "POST", "/mcp_gateway/templates?gateway=patterns",
 		`{"name":"many","uriTemplate":"many://{a}-{b}-{c}-{d}-{e}-{f}-{g}-{h}-end","text":"x"}`); got.StatusCode >= 300 {
-		t.Fatalf("%d %s", got.StatusCode, got.body)
+		t.Fatalf("got %d %s", got.StatusCode, got.body)
 	}
 	long := strings.Repeat("a", 100_000)
 	c := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(eveToken))
@@ -660,7 +661,7 @@ func TestSecurityBytesInFlight(t *testing.T) {
 		select {
 		case got := <-refused:
 			if f := gatewayErrorOf(t, got); f.Status != 503 || f.Symbol != "busy" || got.Header.Get("Retry-After") == "" {
-				t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
+				t.Fatalf("got %d %v %s", got.StatusCode, got.Header, got.body)
 			}
 		case <-time.After(patience):
 			t.Fatal("too few were refused")

@@ -29,7 +29,8 @@ func memoryInUse(t *testing.T) int {
 // memoryLimit limits the memory, in MiB, that one client or server may make the gateway keep.
 const memoryLimit = 64
 
-// However much a client sends, and with however many different capabilities, the gateway keeps little of it.
+// However much a client sends, and with however many different capabilities, the gateway keeps
+// little of it.
 func TestSecurityMemoryOfClients(t *testing.T) {
 	isolate(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
@@ -113,8 +114,8 @@ func TestSecurityMemoryOfServers(t *testing.T) {
 	expectMemoryBelow(t, before+memoryLimit+8) // the limit for a server's lists
 }
 
-// expectMemoryBelow waits until Caddy has at most this many MiB in use. Memory that Caddy retains, it
-// retains for longer than the test waits.
+// expectMemoryBelow waits until Caddy has at most this many MiB in use. Memory that Caddy retains,
+// it retains for longer than the test waits.
 func expectMemoryBelow(t *testing.T, most int) {
 	t.Helper()
 	used := 0

@@ -186,8 +186,8 @@ func TestSecurityCrossSiteRequests(t *testing.T) {
 	}
 }
 
-// A server allows all origins in its CORS headers. Pages that the gateway does not allow still get no
-// response.
+// A server allows all origins in its CORS headers. Pages that the gateway does not allow still get
+// no response.
 func TestSecurityCORSOfServers(t *testing.T) {
 	isolate(t)
 	open := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -23,9 +23,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// scriptedServer configures a server that is a shell script, so that a test controls every byte of its
-// output. On a call it runs onCall, with the message in $line, the id that the child received in
-// $id and a word of the message in $secret. say writes a line.
+// scriptedServer configures a server that is a shell script, so that a test controls every byte of
+// its output. On a call it runs onCall, with the message in $line, the id that the child received
+// in $id and a word of the message in $secret. say writes a line.
 func scriptedServer(t *testing.T, name, onCall string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name+".sh")
@@ -327,8 +327,8 @@ func processesBelow(t *testing.T, pid int) (commands []string) {
 	return commands
 }
 
-// A small response can become huge when it is decoded. The gateway limits how much of it is in memory,
-// also for clients with rules.
+// A small response can become huge when it is decoded. The gateway limits how much of it is in
+// memory, also for clients with rules.
 func TestSecurityDecompressionBomb(t *testing.T) {
 	isolate(t)
 	const size = 160 << 20
@@ -370,8 +370,8 @@ func TestSecurityDecompressionBomb(t *testing.T) {
 		}
 		res.Body.Close()
 	}
-	// At /mcp, and where results are redacted, up to 64 MiB of a message are in memory. Go's heap may be
-	// several times larger while it grows.
+	// At /mcp, and where results are redacted, up to 64 MiB of a message are in memory. Go's heap may
+	// be several times larger while it grows.
 	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 340<<10 && !hasRaceDetector(t) {
 		t.Errorf("the process grew by %d KiB", grown)
 	}

@@ -65,7 +65,7 @@ var filledElsewhere = map[string]string{
 	"calls":                  "TestCallsOfOthersAreNotPushedOut of internal/activity",
 	"confirmations":          "TestConfirmationsAreBounded of internal/inbound; a client has 100 entries of a few bytes",
 	"forwarded_calls":        "TestForwardedCallsAreBounded of internal/gateway; only replicas have them",
-	"focus_arguments":        "TestToldTools of internal/upstream; they belong to tools of servers",
+	"focus_arguments":        "TestToolCache of internal/upstream; they belong to tools of servers",
 	"rates":                  "a client has one entry",
 	"store_writes":           "TestBehindIsBounded of internal/replicas; it needs a shared store",
 	"templates":              "only operators add templates, by the admin API",
@@ -151,7 +151,8 @@ func newRemoteOver(t *testing.T, path string, transport func(*mcptest.Remote) ht
 	return remote, joinedAt(serve(t, gateway(lines...)))
 }
 
-// named returns capabilities that are different for each i, so that a modern client counts as a new one.
+// named returns capabilities that are different for each i, so that a modern client counts as a new
+// one.
 func named(i int) string {
 	return fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i)
 }
@@ -626,8 +627,8 @@ func fillConversations(t *testing.T) filling {
 	}
 }
 
-// fillRememberedConversations: conversations with as many small results as fit into 2 MB need more memory than their
-// own size.
+// fillRememberedConversations: conversations with as many small results as fit into 2 MB need more
+// memory than their own size.
 func fillRememberedConversations(t *testing.T) filling {
 	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)

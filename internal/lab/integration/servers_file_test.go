@@ -316,7 +316,8 @@ func TestServersFileAtExit(t *testing.T) {
 	}
 }
 
-// Calls succeed and streams stay open while other servers are added and removed, however clients authenticate.
+// Calls succeed and streams stay open while other servers are added and removed, however clients
+// authenticate.
 func TestServersFileChangesUnderLoad(t *testing.T) {
 	isolate(t)
 	ways := map[string]func(t *testing.T, line string) (connect func(modern bool) *testClient){

@@ -76,10 +76,10 @@ func answersAs(self string) mcpclient.Responder {
 	}
 }
 
-// TestSharedChildrenShowWhatTheyWouldDirectly: servers may offer more tools to clients with more
-// capabilities. Clients see the same tools as without a gateway, except for roots: a shared child
-// never gets the roots of clients, so the gateway declares the capability only if roots are configured.
-func TestSharedChildrenShowWhatTheyWouldDirectly(t *testing.T) {
+// TestSharedChildrenListSameTools: servers may offer more tools to clients with more capabilities.
+// Clients see the same tools as without a gateway, except for roots: a shared child never gets the
+// roots of clients, so the gateway declares the capability only if roots are configured.
+func TestSharedChildrenListSameTools(t *testing.T) {
 	isolate(t)
 	const (
 		none  = `{}`
@@ -173,8 +173,8 @@ func TestSharedChildrenAskClientsOfAllKinds(t *testing.T) {
 	}
 }
 
-// TestSharedChildrenAreFew: however many different capabilities a client declares, it gets a limited
-// number of processes.
+// TestSharedChildrenAreFew: however many different capabilities a client declares, it gets a
+// limited number of processes.
 func TestSharedChildrenAreFew(t *testing.T) {
 	isolate(t)
 	url := serve(t, gateway(everythingOf(t, "everything")))

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// Eager servers are started with the configuration, and not again by a reload that does not change them.
+// Eager servers are started with the configuration, and not again by a reload that does not change
+// them.
 func TestEagerServers(t *testing.T) {
 	isolate(t)
 	eager, lazy, added := newJournal(t), newJournal(t), newJournal(t)
@@ -27,7 +28,8 @@ func TestEagerServers(t *testing.T) {
 	await.Until(t, "the child is initialized",
 		func() bool { return len(eager.entries(t, "notifications/initialized")) == 1 })
 	await.Until(t, "the state of the child", func() bool { return stateOf(t, "eager").State == "healthy" })
-	// The log line comes after the start is recorded, so a reload does not send requests to the server again.
+	// The log line comes after the start is recorded, so a reload does not send requests to the server
+	// again.
 	await.Until(t, "the server over HTTP is up", func() bool {
 		return slices.ContainsFunc(linesOfLog(t, file, "mcp_gateway"), func(l logLine) bool {
 			return l.Message == "MCP server is up" && l.MCPServer == "far"
@@ -50,7 +52,7 @@ func TestEagerServers(t *testing.T) {
 }
 
 // An eager server that fails to start is retried until it starts.
-func TestEagerServersThatComeLater(t *testing.T) {
+func TestEagerServersThatStartLate(t *testing.T) {
 	isolate(t)
 	journal, flag := newJournal(t), filepath.Join(t.TempDir(), "flag")
 	command := strings.TrimPrefix(child("moody"), "server moody stdio ")
@@ -65,8 +67,9 @@ func TestEagerServersThatComeLater(t *testing.T) {
 	await.Until(t, "the start", func() bool { return len(journal.entries(t, "notifications/initialized")) == 1 })
 }
 
-// A child that never completes the handshake delays clients at most once. Clients of each era share one process.
-func TestChildrenThatNeverShakeHands(t *testing.T) {
+// A child that never completes the handshake delays clients at most once. Clients of each era share
+// one process.
+func TestChildrenWithoutHandshake(t *testing.T) {
 	isolate(t)
 	hung := newJournal(t)
 	url := serve(t, gateway("separator __", "join_timeout 4s", block(child("hung", "--hang-init"), hung.env()),
@@ -86,7 +89,7 @@ func TestChildrenThatNeverShakeHands(t *testing.T) {
 }
 
 // A slow server is announced to clients when it is ready.
-func TestChildrenThatTakeTheirTime(t *testing.T) {
+func TestSlowChildren(t *testing.T) {
 	isolate(t)
 	for name, modern := range map[string]bool{"legacy": false, "modern": true} {
 		t.Run(name, func(t *testing.T) {
@@ -115,7 +118,7 @@ func TestChildrenThatTakeTheirTime(t *testing.T) {
 }
 
 // A client that disconnects from a stream causes no warning. A server that aborts a response does.
-func TestClientsThatLeaveAreNoWarnings(t *testing.T) {
+func TestClientDisconnectsAreNotWarnings(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "log")
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

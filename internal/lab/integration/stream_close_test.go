@@ -31,8 +31,9 @@ func (w *closeWatch) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// The connection of a stream that a client listens to is closed with the stream. After a reload, it would otherwise be
-// closed while the client reuses it. HTTP/2 connections have other streams, so they stay open.
+// The connection of a stream that a client listens to is closed with the stream. After a reload, it
+// would otherwise be closed while the client reuses it. HTTP/2 connections have other streams, so
+// they stay open.
 func TestStreamsThatCloseTheirConnection(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)

@@ -135,8 +135,8 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
-// sequentialClient returns a client with one connection: a request is served only after the request before
-// it was counted and logged.
+// sequentialClient returns a client with one connection: a request is served only after the request
+// before it was counted and logged.
 func sequentialClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: 1}

@@ -337,7 +337,7 @@ func (s symptoms) noAnswer(t *testing.T) {
 
 	// Wrong addresses.
 	got := post(t, url+"/mpc", rpc("tools/list", `{}`))
-	s.expectIn(t, got.body, "nothing is served at this path; the MCP endpoint is …")
+	s.expectIn(t, got.body, "unknown path; the MCP endpoint is …")
 	s.expectIn(t, send(t, client, "GET", url+"/.well-known/oauth-protected-resource/mcp", "").body,
 		"this gateway has no OAuth login…")
 	s.expectIn(t, send(t, client, "GET", url+"/mcp", "").body,

@@ -95,7 +95,7 @@ func (c *Client) Notify(ctx context.Context, message string) error {
 // NextID returns an id that the client has not used yet.
 func (c *Client) NextID() string { return fmt.Sprintf(`"%d"`, c.ids.Add(1)) }
 
-// An Responder returns the result, as JSON, of a server request.
+// A Responder returns the result, as JSON, of a server request.
 type Responder func(method string, params json.RawMessage) string
 
 // Request makes a request and responds to server requests: those on the stream of the response,
@@ -437,7 +437,8 @@ func (input Input) Retry(params string, answer Responder) string {
 	return params + "}"
 }
 
-// Text returns the text of a tool result, or a text that starts with "not a text" if the message is something else.
+// Text returns the text of a tool result, or a text that starts with "not a text" if the message is
+// something else.
 func (m Message) Text() string {
 	var result struct{ Content []struct{ Text string } }
 	if json.Unmarshal(m.Result, &result) != nil || len(result.Content) != 1 {

@@ -262,7 +262,8 @@ func TestAddLibraries(t *testing.T) {
 	}
 }
 
-// TestNodeIsPinned checks that the lockfile pins content for every architecture and names no registry.
+// TestNodeIsPinned checks that the lockfile pins content for every architecture and names no
+// registry.
 func TestNodeIsPinned(t *testing.T) {
 	text, err := os.ReadFile("../../../packaging/image/node/package-lock.json")
 	if err != nil {

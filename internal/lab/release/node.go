@@ -92,7 +92,8 @@ func (s *source) debian(ctx context.Context, arch, mirror string) ([]byte, error
 	return output(exec.CommandContext(ctx, "mmdebstrap", args...))
 }
 
-// addLibraries adds the files of Debian packages that a program needs at run time, and their licenses.
+// addLibraries adds the files of Debian packages that a program needs at run time, and their
+// licenses.
 func addLibraries(files tree, archive []byte) error {
 	for r := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := r.Next()

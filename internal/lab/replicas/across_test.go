@@ -16,7 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// TestAcross starts something at one replica and continues at another, as can happen behind a balancer.
+// TestAcross starts something at one replica and continues at another, as can happen behind a
+// balancer.
 func TestAcross(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	w := startReplicas(t, 2, "redis://"+redis.Addr)
@@ -227,7 +228,8 @@ func (c *roamingClient) respondAtOther(t *testing.T, server string, first, secon
 	}
 }
 
-// begin starts a call and returns when its response has started, so that the next request can go to another replica.
+// begin starts a call and returns when its response has started, so that the next request can go to
+// another replica.
 func (c *roamingClient) begin(t *testing.T, params string) *mcpclient.Exchange {
 	t.Helper()
 	x := c.Start(t.Context(), "tools/call", params)

@@ -24,11 +24,12 @@ var (
 	faultAgents = byLength(12, 250)
 )
 
-// askerAgents is the number of agents that may use the server asker, a child per session at each replica.
+// askerAgents is the number of agents that may use the server asker, a child per session at each
+// replica.
 const askerAgents = 20
 
-// operationsOf returns the number of operations of an agent. Agents in tests of faults do more, to cover the
-// time before, during and after a fault.
+// operationsOf returns the number of operations of an agent. Agents in tests of faults do more, to
+// cover the time before, during and after a fault.
 func operationsOf(i int) int {
 	if i < faultAgents {
 		return byLength(60, 200)
@@ -40,8 +41,8 @@ func agentName(i int) string   { return fmt.Sprintf("agent%d", i) }
 func agentToken(i int) string  { return fmt.Sprintf("token-of-agent-%d-0123456789abcdef", i) }
 func agentSecret(i int) string { return fmt.Sprintf("secret-of-agent-%d-0123456789abcdef", i) }
 
-// An agent is a client that does the same in every run and records the responses. Every second one uses the
-// modern era.
+// An agent is a client that does the same in every run and records the responses. Every second one
+// uses the modern era.
 type agent struct {
 	number int
 	client *mcpclient.Client
@@ -50,19 +51,20 @@ type agent struct {
 	ctx    context.Context // context of the current operation
 	limit  time.Duration   // timeout of an operation
 
-	// ids replaces ids of originals by numbers in order of occurrence. The same content has the same id at
-	// every replica.
+	// ids replaces ids of originals by numbers in order of occurrence. The same content has the same
+	// id at every replica.
 	ids     map[string]string
 	handles []string // ids of originals that can be recovered
 
 	stream *updates // stream of the session, in the legacy era
 
-	// anyRate reports whether the rest of its rate is unknown: a call that counts got no response, or the
-	// store has lost its counts.
-	anyRate bool
+	// rateUnknown reports whether the rest of its rate is unknown: a call that counts got no response,
+	// or the store has lost its counts.
+	rateUnknown bool
 }
 
-// connections are shared by all agents. The balancer chooses a replica for each request, not for each connection.
+// connections are shared by all agents. The balancer chooses a replica for each request, not for
+// each connection.
 var connections = &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
 
 // newClient returns a client with the token of an agent.
@@ -89,8 +91,8 @@ func newAgent(ctx context.Context, w *deployment, i int) (*agent, error) {
 	return a, a.awaitStream()
 }
 
-// awaitStream waits until the stream of the session receives updates of both servers, which takes a moment after it
-// opens.
+// awaitStream waits until the stream of the session receives updates of both servers, which takes a
+// moment after it opens.
 func (a *agent) awaitStream() error {
 	a.ctx = a.life
 	for _, server := range sharedServers {
@@ -188,7 +190,8 @@ type record struct {
 // errUnanswered is the error for a lost connection, or for a balancer that cannot reach a replica.
 var errUnanswered = errors.New("request without response")
 
-// recordResponse records a response, without what differs between runs: the id of the message and the ids of originals.
+// recordResponse records a response, without what differs between runs: the id of the message and
+// the ids of originals.
 func (a *agent) recordResponse(r *record, what string, got mcpclient.Response) mcpclient.Response {
 	if got.Err != nil || got.Status >= 502 && !strings.HasPrefix(got.Body, "{") && got.Raw == "" {
 		r.err = errors.Join(r.err, fmt.Errorf("%w: %s: status %d %.200s, error %v", errUnanswered, what, got.Status,
@@ -292,7 +295,8 @@ func (a *agent) do(j int) (string, error) {
 	return r.String(), r.err
 }
 
-// operationOf returns operation j of an agent. In len(operations) operations in a row, each occurs once.
+// operationOf returns operation j of an agent. In len(operations) operations in a row, each occurs
+// once.
 func operationOf(number, j int) operation { return operations[(number+j)%len(operations)] }
 
 // pick returns a random item.

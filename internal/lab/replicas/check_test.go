@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// TestStoreIsChecked checks how operators see the state of the store: with caddy mcp check, for a running Caddy and
-// for a file, and in the overview of the admin API.
+// TestStoreIsChecked checks how operators see the state of the store: with caddy mcp check, for a
+// running Caddy and for a file, and in the overview of the admin API.
 func TestStoreIsChecked(t *testing.T) {
 	const password = "not-to-be-seen"
 	redis := replicastest.StartRedis(t, "--requirepass", password)

@@ -225,8 +225,8 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestCallsWithoutStore checks that calls that do not need the store do not use it, so that an unresponsive Redis does
-// not delay them.
+// TestCallsWithoutStore checks that calls that do not need the store do not use it, so that an
+// unresponsive Redis does not delay them.
 func TestCallsWithoutStore(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	w := startReplicas(t, 1, "redis://"+redis.Addr)

@@ -112,7 +112,8 @@ func newServers(t *testing.T) *servers {
 	return s
 }
 
-// site returns the directives of the gateways: one for agents, one for signed requests, and two with rates.
+// site returns the directives of the gateways: one for agents, one for signed requests, and two
+// with rates.
 func site(s *servers) string {
 	var tokens, secrets []string
 	for i := range maxAgents {

@@ -15,8 +15,8 @@ import (
 // phaseOperations is the number of operations of each agent in one phase of a test.
 var phaseOperations = byLength(12, 40)
 
-// TestReplicasAreKilled kills one replica after the other while agents work. Operations in progress at a killed replica
-// fail, and succeed when repeated.
+// TestReplicasAreKilled kills one replica after the other while agents work. Operations in progress
+// at a killed replica fail, and succeed when repeated.
 func TestReplicasAreKilled(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
@@ -42,9 +42,8 @@ func TestReplicasAreKilled(t *testing.T) {
 	c.print(t, "afterwards")
 }
 
-// TestRedisFails makes Redis unavailable for a while. Meanwhile operations end as [operation.outageRecord] says, or
-// as usual;
-// afterwards all end as usual.
+// TestRedisFails makes Redis unavailable for a while. Meanwhile operations end as
+// [operation.outageRecord] says, or as usual; afterwards all end as usual.
 func TestRedisFails(t *testing.T) {
 	for _, f := range []struct {
 		name  string
@@ -115,8 +114,9 @@ func testFailover(t *testing.T, w *deployment, master *replicastest.Redis, name 
 	newAgents.print(t, "afterwards, new agents")
 }
 
-// TestPartition separates one replica from Redis only. It refuses what any replica refuses without Redis
-// ([operation.outageRecord]); the others lack its originals ([runDuringPartition]) and nothing else.
+// TestPartition separates one replica from Redis only. It refuses what any replica refuses without
+// Redis ([operation.outageRecord]); the others lack its originals ([runDuringPartition]) and
+// nothing else.
 func TestPartition(t *testing.T) {
 	type form struct {
 		name string
@@ -162,8 +162,8 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestPartitionOfIdleReplica separates an idle replica from Redis. With its next request, it learns what the others
-// have published meanwhile.
+// TestPartitionOfIdleReplica separates an idle replica from Redis. With its next request, it learns
+// what the others have published meanwhile.
 func TestPartitionOfIdleReplica(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	link := newRelay(t, redis.Addr, 0)
@@ -180,8 +180,8 @@ func TestPartitionOfIdleReplica(t *testing.T) {
 	})
 }
 
-// TestRedisIsFull has a Redis without free memory. Replicas keep their originals, but cannot share them. Everything
-// else is as usual, and afterwards this is, too.
+// TestRedisIsFull has a Redis without free memory. Replicas keep their originals, but cannot share
+// them. Everything else is as usual, and afterwards this is, too.
 func TestRedisIsFull(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)

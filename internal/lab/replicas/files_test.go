@@ -21,8 +21,8 @@ import (
 
 const shipped = "../../../packaging/replicas/"
 
-// TestShippedFiles runs the shipped Caddyfile of replicas, validates that of the balancer, and checks that the
-// manifests provide what both need.
+// TestShippedFiles runs the shipped Caddyfile of replicas, validates that of the balancer, and
+// checks that the manifests provide what both need.
 func TestShippedFiles(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	text, err := os.ReadFile(shipped + "Caddyfile")

@@ -113,7 +113,7 @@ func (c *agentGroup) do(a *agent, j int) (string, error) {
 type operationRunner func(c *agentGroup, a *agent, j int, want string) (outcome, string)
 
 // work runs the next n operations of each agent, with a pause after each.
-func (c *agentGroup) work(n int, pause time.Duration, judge operationRunner) {
+func (c *agentGroup) work(n int, pause time.Duration, run operationRunner) {
 	c.t.Helper()
 	records := referenceOf(c.t)
 	var running sync.WaitGroup
@@ -126,7 +126,7 @@ func (c *agentGroup) work(n int, pause time.Duration, judge operationRunner) {
 				}
 				c.next[i]++
 				began := time.Now()
-				outcome, text := judge(c, a, j, records[a.number][j])
+				outcome, text := run(c, a, j, records[a.number][j])
 				c.count(operationOf(a.number, j).name, outcome, time.Since(began))
 				if outcome == different {
 					got, want := fromDifference(text, records[a.number][j])
@@ -159,19 +159,18 @@ func runOnce(c *agentGroup, a *agent, j int, want string) (outcome, string) {
 	if err != nil {
 		return different, text + err.Error()
 	}
-	if text == want || a.anyRate && operationOf(a.number, j).name == "limit" {
+	if text == want || a.rateUnknown && operationOf(a.number, j).name == "limit" {
 		return same, text
 	}
 	return different, text
 }
 
-// settling is how long after the death of a replica operations may fail: because of connections that the balancer
-// has kept, and of streams that clients reopen.
+// settling is how long operations may fail after a replica has died, because the balancer keeps
+// connections to it, and clients must reopen their streams.
 const settling = 5 * time.Second
 
-// runWithRetries expects the right response immediately or, while replicas die, after repeating the operation, at
-// most once
-// per replica.
+// runWithRetries expects the right response immediately or, while replicas die, after repeating the
+// operation, at most once per replica.
 func runWithRetries(c *agentGroup, a *agent, j int, want string) (outcome, string) {
 	handles := a.handles
 	for repeats := 0; ; repeats++ {
@@ -187,7 +186,7 @@ func runWithRetries(c *agentGroup, a *agent, j int, want string) (outcome, strin
 		time.Sleep(100 * time.Millisecond) // as clients do; also, a process takes a moment to die
 		want = withRepeatedUpdates(want, text)
 		a.handles = handles
-		a.anyRate = a.anyRate || operationOf(a.number, j).name == "limit"
+		a.rateUnknown = a.rateUnknown || operationOf(a.number, j).name == "limit"
 		if a.stream != nil { // it may have ended with that replica
 			if err := a.awaitStream(); err != nil {
 				return different, err.Error()
@@ -196,7 +195,8 @@ func runWithRetries(c *agentGroup, a *agent, j int, want string) (outcome, strin
 	}
 }
 
-// withRepeatedUpdates returns the expected record of a repeated subscription, which counts earlier updates, too.
+// withRepeatedUpdates returns the expected record of a repeated subscription, which counts earlier
+// updates, too.
 func withRepeatedUpdates(want, first string) string {
 	if strings.Contains(first, "1 updates") {
 		return strings.Replace(want, "1 updates", "2 updates", 1)
@@ -204,16 +204,15 @@ func withRepeatedUpdates(want, first string) string {
 	return want
 }
 
-// runDuringOutage expects the right response, or the one of operation.outageRecord. A call whose response does not
-// arrive lasts
-// until the timeout of the client.
+// runDuringOutage expects the right response, or the one of operation.outageRecord. A call whose
+// response does not arrive lasts until the timeout of the client.
 func runDuringOutage(c *agentGroup, a *agent, j int, want string) (outcome, string) {
 	a.limit = 5 * time.Second
 	outcome, text := runOnce(c, a, j, want)
 	a.limit = testTimeout
 	o := operationOf(a.number, j)
 	if o.name == "limit" {
-		a.anyRate = true
+		a.rateUnknown = true
 	}
 	if outcome == different && o.outageRecord != "" && regexp.MustCompile(o.outageRecord).MatchString(text) {
 		return refused, text
@@ -221,9 +220,8 @@ func runDuringOutage(c *agentGroup, a *agent, j int, want string) (outcome, stri
 	return outcome, text
 }
 
-// runDuringPartition is runDuringOutage for a store that is unavailable to one replica only. The others do not know
-// the originals
-// of that one.
+// runDuringPartition is runDuringOutage for a store that is unavailable to one replica only. The
+// others do not know the originals of that one.
 func runDuringPartition(c *agentGroup, a *agent, j int, want string) (outcome, string) {
 	outcome, text := runDuringOutage(c, a, j, want)
 	if outcome == different && operationOf(a.number, j).recovers && unknownOriginal.MatchString(text) {
@@ -232,10 +230,12 @@ func runDuringPartition(c *agentGroup, a *agent, j int, want string) (outcome, s
 	return outcome, text
 }
 
-// unknownOriginal matches the errors of recover_text, recover_observation and resources/read for an unknown original.
+// unknownOriginal matches the errors of recover_text, recover_observation and resources/read for an
+// unknown original.
 var unknownOriginal = regexp.MustCompile(`prune_id_not_found|Nothing is kept under|unknown or expired`)
 
-// runWhileFull is runDuringOutage for operations that recover originals of other replicas, and runOnce for all others.
+// runWhileFull is runDuringOutage for operations that recover originals of other replicas, and
+// runOnce for all others.
 func runWhileFull(c *agentGroup, a *agent, j int, want string) (outcome, string) {
 	if operationOf(a.number, j).recovers {
 		return runDuringOutage(c, a, j, want)

@@ -1,15 +1,16 @@
 //go:build linux
 
-// Package replicas runs several processes of the built Caddy as replicas of one gateway, behind a balancer that
-// sends each request to any of them. It shows that clients cannot distinguish them from one process: normally,
-// while replicas are killed, and while the shared Redis restarts, stalls or fails over.
+// Package replicas runs several processes of the built Caddy as replicas of one gateway, behind a
+// balancer that sends each request to any of them. It shows that clients cannot distinguish them
+// from one process: normally, while replicas are killed, and while the shared Redis restarts,
+// stalls or fails over.
 //
-// The tests record the operations of clients and the responses ([agent], [operations]) once for one process
-// without a store, and compare them with those of the replicas, byte for byte.
+// The tests record the operations of clients and the responses ([agent], [operations]) once for one
+// process without a store, and compare them with those of the replicas, byte for byte.
 //
-// REPLICAS=long has more clients and operations, and prints tables. CADDY is the path of another binary than
-// bin/caddy. Tests that need redis-server or redis-sentinel, Debian packages of the same names, are skipped
-// without them.
+// REPLICAS=long has more clients and operations, and prints tables. CADDY is the path of another
+// binary than bin/caddy. Tests that need redis-server or redis-sentinel, Debian packages of the
+// same names, are skipped without them.
 package replicas
 
 import (

@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// Names of servers. Each replica has its own children, so agents use only tools of them whose results are the
-// same everywhere. The server asker is a child per session, for the first agents.
+// Names of servers. Each replica has its own children, so agents use only tools of them whose
+// results are the same everywhere. The server asker is a child per session, for the first agents.
 var (
 	allServers    = []string{"legacy", "modern", "child"}
 	sharedServers = []string{"legacy", "modern"}
@@ -33,8 +33,8 @@ type operation struct {
 	name string
 	run  func(*agent, *record, *rand.Rand)
 
-	// outageRecord matches the record of the operation while the store is unavailable, if it differs from the usual
-	// one. All differences are listed here and in docs/scale.md.
+	// outageRecord matches the record of the operation while the store is unavailable, if it differs
+	// from the usual one. All differences are listed here and in docs/scale.md.
 	outageRecord string
 
 	recovers bool // recovers originals

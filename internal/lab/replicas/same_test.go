@@ -11,7 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// TestSame has agents do the same with one process and with three replicas, and compares the responses.
+// TestSame has agents do the same with one process and with three replicas, and compares the
+// responses.
 func TestSame(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)

@@ -108,7 +108,8 @@ type buffers struct {
 	units []float64
 }
 
-// addSlope adds to g the gradient for one row. slope is the derivative of the loss by the row's sum.
+// addSlope adds to g the gradient for one row. slope is the derivative of the loss by the row's
+// sum.
 func (n *network) addSlope(g *network, row []float32, slope float64, units []float64) {
 	if math.Abs(slope) < 1e-9 {
 		return

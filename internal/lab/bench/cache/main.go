@@ -107,7 +107,7 @@ func (s *settings) parseTurns(list string) error {
 func (s *settings) validate() error {
 	switch {
 	case s.prices.Read <= 0 || s.prices.Read >= s.prices.Write:
-		return errors.New("-read: -read must be positive and less than -write")
+		return errors.New("-read: must be positive and less than -write")
 	case s.prices.Output < 0:
 		return errors.New("-output: must not be negative")
 	case s.window < 1:

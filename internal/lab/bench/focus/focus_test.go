@@ -58,7 +58,7 @@ func TestContestants(t *testing.T) {
 	}
 }
 
-func TestJudge(t *testing.T) {
+func TestParseAnswer(t *testing.T) {
 	lines := []string{"one", "two", "three", strings.Repeat("long ", 100)}
 	for _, test := range []struct {
 		name, answer, err string

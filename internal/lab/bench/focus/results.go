@@ -37,7 +37,7 @@ func newResults(s settings) *results { return &results{settings: s, shares: map[
 // addAll gives all tasks to every contestant.
 func (r *results) addAll(tasks []task.Task) {
 	done := make([][]outcome, len(tasks))
-	task.Each(len(tasks), func(i int) { done[i] = r.do(&tasks[i]) })
+	task.Each(len(tasks), func(i int) { done[i] = r.runTask(&tasks[i]) })
 	for i, outcomes := range done {
 		for _, o := range outcomes {
 			r.add(tasks[i].Source, o)
@@ -54,8 +54,8 @@ type outcome struct {
 	err        error
 }
 
-// do gives a task to every contestant, at the budgets that its text exceeds.
-func (r *results) do(t *task.Task) []outcome {
+// runTask gives a task to every contestant, at the budgets that its text exceeds.
+func (r *results) runTask(t *task.Task) []outcome {
 	lines := prune.Lines(t.Text)
 	var all []outcome
 	for _, budget := range r.budgets {

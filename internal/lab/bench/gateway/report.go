@@ -85,7 +85,7 @@ func printCalls(w io.Writer, contestants []contestant, cases []callCase, results
 		if figure.heading == relative.heading {
 			for _, name := range []string{direct, baseline} {
 				if results[0][name] != nil {
-					absolute(&t, name, results)
+					addRates(&t, name, results)
 				}
 			}
 		}
@@ -105,8 +105,8 @@ func cellOf(m *measure, figure func(*measure) string) string {
 	return cell
 }
 
-// absolute adds a row with the calls per second of a contestant.
-func absolute(t *table, name string, results []map[string]*measure) {
+// addRates adds a row with the calls per second of a contestant.
+func addRates(t *table, name string, results []map[string]*measure) {
 	var cells []string
 	for _, measures := range results {
 		cells = append(cells, cellOf(measures[name],

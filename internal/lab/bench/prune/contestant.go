@@ -105,13 +105,13 @@ func pruneTask(t *task.Task, ratio float64, minKeep int) *prune.Result {
 // answerOf returns the answer in a result of package prune. The error says why the result is
 // invalid.
 func answerOf(result *prune.Result, lines []string, allowed int) (answer, error) {
-	kept, err := judge(result, lines, allowed)
+	kept, err := checkResult(result, lines, allowed)
 	return answer{kept, tokens.Count(strings.ReplaceAll(result.PrunedText, result.PruneID, handle)), runs(kept)}, err
 }
 
-// judge returns the lines that a result keeps. The error says why the result is invalid: it
+// checkResult returns the lines that a result keeps. The error says why the result is invalid: it
 // removes more lines than allowed, or other lines than its annotations say.
-func judge(result *prune.Result, lines []string, allowed int) (kept []bool, err error) {
+func checkResult(result *prune.Result, lines []string, allowed int) (kept []bool, err error) {
 	var want []string
 	removed, at := 0, 0
 	keep := func(end int) {

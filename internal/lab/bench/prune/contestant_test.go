@@ -175,7 +175,7 @@ func resultOf(lines []string, ranges ...int) *prune.Result {
 	return result
 }
 
-func TestJudge(t *testing.T) {
+func TestCheckResult(t *testing.T) {
 	lines := []string{"a", "b", "", "d", "e", "f"}
 	for _, test := range []struct {
 		name   string
@@ -209,7 +209,7 @@ func TestJudge(t *testing.T) {
 			if test.spoil != nil {
 				test.spoil(result)
 			}
-			kept, err := judge(result, lines, 4)
+			kept, err := checkResult(result, lines, 4)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got error %v, want %q", err, test.want)
 			}

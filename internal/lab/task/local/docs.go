@@ -16,7 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// maxTasksPerDocument is the maximum number of tasks from one document, so that long ones do not dominate.
+// maxTasksPerDocument is the maximum number of tasks from one document, so that long ones do not
+// dominate.
 const maxTasksPerDocument = 20
 
 // docsTasks draws up to n sentences from the documents of the modules in go.mod.

@@ -17,7 +17,8 @@ import (
 
 const tasksExtension = "io.modelcontextprotocol/tasks"
 
-// second is the length of the suite's seconds here, shortened because the suite only waits for the end.
+// second is the length of the suite's seconds here, shortened because the suite only waits for the
+// end.
 const second = 100 * time.Millisecond
 
 // A job is a tool whose call becomes a task.
