@@ -47,7 +47,9 @@ func run(root string, figures bool) (found bool, err error) {
 			return false, err
 		}
 		if figures {
-			total.add(name, string(text))
+			if err := total.add(name, string(text)); err != nil {
+				return false, err
+			}
 			continue
 		}
 		findings, err := check(name, text)

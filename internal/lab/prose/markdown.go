@@ -12,8 +12,8 @@ const (
 	maxGo       = 120
 )
 
-// unwrappable matches text that Markdown, or a program that reads the page, needs on one line: a row of a
-// table, an image, a long link, long code.
+// unwrappable matches text that Markdown, or a program that reads the page, needs on one line: a
+// row of a table, an image, a long link, long code.
 var unwrappable = regexp.MustCompile("^\\s*\\||^!\\[|\\S{76,}|`[^`]{70,}`")
 
 // checkMarkdown checks the words and lines of a page, except code blocks. Lines between comments that

@@ -48,6 +48,12 @@ func h() {}
 	compare(t, "f.go", source, want)
 }
 
+func TestWordsFollowedByLonger(t *testing.T) {
+	useWords(t, "gnu is no  a gnu is not a\n")
+	compare(t, "page.md", "A gnu is no longer here.\nA gnu is no\nlonger here.\nA gnu is no\nzebra.\n",
+		[]string{`page.md:4: "gnu is no"`})
+}
+
 func TestCheckMarkdown(t *testing.T) {
 	useWords(t, "gnu  a noun\nin lieu of  instead of\n")
 	long := strings.Repeat("word ", 30)

@@ -31,10 +31,14 @@ func readWords(list string) (words []word) {
 	return words
 }
 
-// checkWords reports the listed words in a text. The line is that of its beginning.
+// checkWords reports the listed words in a text. The line is that of its beginning. Phrases that end
+// with "no" may be followed by "longer".
 func checkWords(text string, line int, report func(line int, text string)) {
 	for _, w := range words {
 		for _, at := range w.pattern.FindAllStringIndex(text, -1) {
+			if strings.HasSuffix(w.text, " no") && strings.HasPrefix(strings.TrimSpace(text[at[1]:]), "longer") {
+				continue
+			}
 			report(line+strings.Count(text[:at[0]], "\n"), `"`+w.text+`": write `+w.instead)
 		}
 	}
