@@ -304,6 +304,17 @@ func (c *adminCall) gateways() (found []*Handler, err error) {
 	return found, nil
 }
 
+// gatewayName returns the name of the requested gateway, "" if none is requested. Records of calls
+// have only names, and may be those of gateways of an earlier configuration.
+func (c *adminCall) gatewayName() string {
+	for _, h := range registry.current() {
+		if c.gateway == h.MCPPath {
+			return h.Name
+		}
+	}
+	return c.gateway
+}
+
 // oneGateway returns the only requested gateway for which has returns true. what is the thing to
 // find there, for the error.
 func (c *adminCall) oneGateway(what string, has func(*Handler) bool) (*Handler, error) {

@@ -153,6 +153,7 @@ func TestAdminCallsQueries(t *testing.T) {
 		"?outcome=acl_denied":            {2},
 		"?outcome=failed":                {7, 6, 4, 2},
 		"?gateway=one&client=bob":        {7, 4, 3},
+		"?gateway=/mcp&client=bob":       {7, 4, 3},
 		"?gateway=none":                  {},
 		"?tool=echo&outcome=ok&after=1":  {5},
 		"?server=sample&tool=read_image": {3, 2},
@@ -337,7 +338,9 @@ func TestAdminSavings(t *testing.T) {
 	agent := agents(t, h, "ann")["/mcp"]
 	agent.call("read_log", `{}`)
 	agent.call("echo", `{"text":"x"}`)
-	for query, price := range map[string]float64{"": 0, "?price=3": 3, "?price=0.25&gateway=one": 0.25} {
+	for query, price := range map[string]float64{
+		"": 0, "?price=3": 3, "?price=0.25&gateway=one": 0.25, "?gateway=/mcp": 0,
+	} {
 		var savings adminapi.Savings
 		a.call("GET", "/mcp_gateway/savings"+query, "", &savings)
 		tokens := savings.Total.CutChars / charsPerToken
