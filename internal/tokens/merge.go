@@ -12,17 +12,17 @@ func mergePiece(piece string) int {
 	switch {
 	case len(piece) == 1:
 		return 1
-	case len(piece) <= maxShort:
+	case len(piece) <= maxLinearMerge:
 		return mergeShort(piece)
 	}
 	return mergeLong(piece)
 }
 
-// maxShort is the length in bytes up to which a linear scan for each merge is fastest.
-const maxShort = 32
+// maxLinearMerge is the length in bytes up to which a linear scan for each merge is fastest.
+const maxLinearMerge = 32
 
 func mergeShort(piece string) int {
-	var tokens, merged [maxShort]uint32 // merged[i] is the token that i and i+1 merge to
+	var tokens, merged [maxLinearMerge]uint32 // merged[i] is the token that i and i+1 merge to
 	n := len(piece)
 	last := uint32(piece[0])
 	tokens[0] = last

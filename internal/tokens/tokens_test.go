@@ -106,7 +106,7 @@ func TestClasses(t *testing.T) {
 func TestMergesOfOneLength(t *testing.T) {
 	const text = " internationalizationofunbelievablystrangeandcounterproductivenesses"
 	for start := range len(text) - 2 {
-		for end := start + 2; end <= min(len(text), start+maxShort); end++ {
+		for end := start + 2; end <= min(len(text), start+maxLinearMerge); end++ {
 			m := new(merger)
 			m.merge(text[start:end])
 			n := 0

@@ -174,7 +174,7 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 		r = r.WithContext(&x.ctx)
 	}
 	x.limitTime(r.Method)
-	defer x.endLimits()
+	defer x.stopTimeLimits()
 	x.receiver.x = x
 	defer x.reply.release()
 	return x.conclude(x.run(r))
@@ -256,8 +256,8 @@ func (x *Exchange) expire() {
 	x.cancel(ErrTimeout)
 }
 
-// endLimits stops the time limits.
-func (x *Exchange) endLimits() {
+// stopTimeLimits stops the time limits.
+func (x *Exchange) stopTimeLimits() {
 	if x.receiver.timer != nil {
 		x.receiver.timer.Stop()
 	}

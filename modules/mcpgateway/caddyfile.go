@@ -57,7 +57,8 @@ func init() {
 //		origins          <origins...>
 //		hosts            <hosts...>
 //		public_url       <url>
-//		auth             token [<token> [<client>]] {
+//		auth             token <token> [<client>]
+//		auth             token {
 //			<client> <token>
 //		}
 //		auth             hmac | jwt {
