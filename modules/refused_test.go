@@ -132,7 +132,8 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		{"a timeout longer than its interval", gateway(files + "health_interval 1s\nhealth_timeout 2s"),
 			[]string{"health_timeout is longer than health_interval: servers that hang are checked less often"}},
 		{"certificates without TLS", gateway(files + "auth mtls"),
-			[]string{"auth mtls cannot identify clients: the site does not request client certificates; set client_auth in tls"}},
+			[]string{"auth mtls cannot identify clients: the site does not request client certificates; " +
+				"set client_auth in tls"}},
 		{"two gateways at one path", "route {\n" + gateway(files) + "\n" + gateway("server b http://127.0.0.1:2/mcp") + "\n}",
 			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
 		{"two gateways at two paths", "route {\n" + gateway(files) + "\n" +

@@ -2,7 +2,6 @@ package screen
 
 import (
 	"fmt"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,7 +24,7 @@ func BenchmarkWriter(b *testing.B) {
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for b.Loop() {
-					next := discarded{}
+					next := discardWriter{}
 					w := NewWriter(next, 64<<20, func(message []byte) ([]byte, error) { return message, nil })
 					w.Line = func(line []byte) []byte { return line }
 					next.Header().Set("Content-Type", media.contentType)
@@ -45,10 +44,3 @@ func BenchmarkWriter(b *testing.B) {
 		}
 	}
 }
-
-// discarded is a response whose body is discarded.
-type discarded http.Header
-
-func (d discarded) Header() http.Header       { return http.Header(d) }
-func (discarded) WriteHeader(int)             {}
-func (discarded) Write(p []byte) (int, error) { return len(p), nil }

@@ -70,6 +70,10 @@ func newRecordingServer(
 	return s
 }
 
+// toolsHandshake is the result of initialize from a server that has tools.
+const toolsHandshake = `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},` +
+	`"serverInfo":{"name":"x","version":"1"}}`
+
 // respond responds to a request with a result, and to other messages with an empty body.
 func respond(w http.ResponseWriter, got receivedRequest, result string) {
 	var m jsonrpc.Message
@@ -237,8 +241,8 @@ var lookAlikes = map[string]string{
 		`"Ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
 	"a second reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
 		`"ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
-	"the name of a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},` +
-		`"argument":{"name":"a","value":""}}`,
+	"the name of a reference": `"method":"completion/complete","params":{` +
+		`"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},"argument":{"name":"a","value":""}}`,
 }
 
 func TestMembersInAnotherCaseAreRefused(t *testing.T) { // A54, A55
@@ -418,7 +422,7 @@ func TestTokensOfOneClientShareASession(t *testing.T) { // A75, A77
 			w.WriteHeader(http.StatusBadRequest)
 		case got.is("initialize"):
 			w.Header().Set(mcp.SessionHeader, "of the server")
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 		default:
 			respond(w, got, `{"content":[]}`)
 		}
@@ -983,7 +987,7 @@ func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
 			w.WriteHeader(http.StatusNotFound)
 		case got.is("initialize"):
 			w.Header().Set(mcp.SessionHeader, fmt.Sprint("session-", sessions.Add(1)))
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 		default:
 			respond(w, got, `{"content":[{"type":"text","text":"in `+got.header.Get(mcp.SessionHeader)+`"}]}`)
 		}

@@ -175,7 +175,7 @@ func newToolServer(
 			respond(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
 				`"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("initialize"):
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 		case got.is("tools/list"):
 			respond(w, got, `{"resultType":"complete","tools":[`+tools+`]}`)
 		case got.is("tools/call"), got.header.Get("Last-Event-Id") != "":

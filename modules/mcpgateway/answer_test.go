@@ -60,7 +60,7 @@ func newAskingServer(t *testing.T) *recordingServer {
 	return newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case got.is("initialize"):
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 		case got.is("tools/call"):
 			respondEvents(w, asksForRoots)
 			receive(t, "the answer", answered)

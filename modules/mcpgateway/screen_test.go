@@ -24,7 +24,7 @@ func newListingServer(t *testing.T, write func(w http.ResponseWriter, answer str
 		answer := httptest.NewRecorder()
 		switch {
 		case got.is("initialize"):
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 			return
 		case got.is("tools/list"):
 			respond(answer, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
@@ -362,7 +362,7 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		switch {
 		case got.is("initialize"):
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 		case got.is("tools/call"):
 			answer := httptest.NewRecorder()
 			respond(answer, got, `{"content":[]}`)

@@ -22,7 +22,7 @@ func withSpan(r *http.Request) *http.Request {
 func TestTracesOfOddMessages(t *testing.T) { // A54
 	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
 		if got.is("initialize") {
-			respond(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			respond(w, got, toolsHandshake)
 			return
 		}
 		respond(w, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
