@@ -3,6 +3,7 @@ package mcpconsole
 import (
 	"regexp"
 	"strconv"
+	"sync"
 
 	"github.com/dustin/go-humanize"
 )
@@ -14,19 +15,22 @@ type part struct {
 	Handle string // handle of the original, if the marker has one
 }
 
-// markers matches the markers of internal/mask, internal/focus and internal/jsoncut.
-var markers = regexp.MustCompile(`(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(?P<original>\d+)` +
+// markers matches the markers of internal/mask, internal/focus and internal/jsoncut. It takes
+// milliseconds to compile, for which commands without a console should not wait.
+var markers = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(markerPattern) })
+
+const markerPattern = `(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(?P<original>\d+)` +
 	`(?: head=(?P<head>\d+) tail=(?P<tail>\d+)| lines=(?P<kept>\d+)/(?P<lines>\d+))?` +
 	`(?: id=(?P<id>obs_\w+))?[^\]\n]{0,300}\](?:[^\n]{0,300} \.\.\.)?` +
 	`|\[lines? (?P<first>\d+)(?:-(?P<last>\d+))? left out\]` +
 	`|\.\.\. \[(?P<left>\d+)(?: of (?P<of>\d+))? (?P<unit>items|members|lines|characters of media|characters) left out` +
-	`(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`)
+	`(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`
 
 // splitGaps splits a shortened text at its markers. It cannot distinguish a marker from a text of
 // the server that looks like one.
 func splitGaps(text string) []part {
 	var parts []part
-	end := 0
+	end, markers := 0, markers()
 	for _, match := range markers.FindAllStringSubmatchIndex(text, -1) {
 		found := func(name string) string {
 			i := markers.SubexpIndex(name)

@@ -44,7 +44,7 @@ func testLive(v *consoleRequest) func() (patch, error) {
 
 // init adds a page and an action that are independent of the real ones.
 func init() {
-	template.Must(templates.New("test").Parse(
+	template.Must(templates().New("test").Parse(
 		`{{template "top" .}}<p id="test">[{{.Request.User}}] {{.Request.ReadOnly}} {{.Data}}</p><form>{{template ` +
 			`"token" .}}</form>{{template "bottom" .}}`))
 	pages = append(pages, page{

@@ -3,6 +3,7 @@ package mcpconsole
 import (
 	"embed"
 	"html/template"
+	"sync"
 )
 
 // A page is a page of the console.
@@ -56,7 +57,10 @@ var templateFiles embed.FS
 //go:embed assets
 var assetFiles embed.FS
 
-var templates = template.Must(template.New("").Funcs(templateFuncs).ParseFS(templateFiles, "templates/*.html"))
+// templates are parsed when they are first used, so that commands start sooner.
+var templates = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("").Funcs(templateFuncs).ParseFS(templateFiles, "templates/*.html"))
+})
 
 // A layoutData is the data of the layout.
 type layoutData struct {

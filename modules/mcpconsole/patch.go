@@ -27,7 +27,7 @@ func liveSnapshots(name string, show func(*consoleRequest) (any, error)) func(*c
 				return patch{}, err
 			}
 			var rendered bytes.Buffer
-			if err := templates.ExecuteTemplate(&rendered, name, layoutData{v, new(page), data}); err != nil {
+			if err := templates().ExecuteTemplate(&rendered, name, layoutData{v, new(page), data}); err != nil {
 				return patch{}, err
 			}
 			now, err := readSnapshot(&rendered)

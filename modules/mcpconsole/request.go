@@ -121,7 +121,7 @@ func (v *consoleRequest) fail(err error) {
 // render writes a page.
 func (v *consoleRequest) render(status int, p *page, data any) {
 	var written bytes.Buffer
-	if err := templates.ExecuteTemplate(&written, p.name, layoutData{v, p, data}); err != nil {
+	if err := templates().ExecuteTemplate(&written, p.name, layoutData{v, p, data}); err != nil {
 		v.h.logger.Error("failed to render page", zap.String("page", p.name), zap.Error(err))
 		http.Error(v.w, "Failed to render the page; see the log.", http.StatusInternalServerError)
 		return

@@ -31,7 +31,7 @@ func newTestRequest(path string) *consoleRequest {
 func render(t *testing.T, v *consoleRequest, p page, data any) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := templates.ExecuteTemplate(&b, p.name, layoutData{v, &p, data}); err != nil {
+	if err := templates().ExecuteTemplate(&b, p.name, layoutData{v, &p, data}); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()
