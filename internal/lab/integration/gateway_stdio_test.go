@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -22,14 +23,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// child returns a server of a gateway: the test program itself, running as an MCP server of mcptest
-// with these arguments.
-func child(name string, args ...string) string {
-	self, err := os.Executable()
+// childProgram builds the child program and returns its path.
+var childProgram = sync.OnceValue(func() string {
+	path, err := filepath.Abs("../../../bin/child")
 	if err != nil {
-		panic(err) // the program is running
+		panic(err)
 	}
-	return "server " + name + " stdio " + strconv.Quote(self) + " ds " + strings.Join(append([]string{name}, args...), " ")
+	if out, err := exec.Command("go", "build", "-o", path, "../child").CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("%v: %s", err, out))
+	}
+	return path
+})
+
+// child returns a server of a gateway: the child program with these arguments.
+func child(name string, args ...string) string {
+	return "server " + name + " stdio " + strconv.Quote(childProgram()) + " " +
+		strings.Join(append([]string{name}, args...), " ")
 }
 
 // A journal is a file in which children record received messages and events.

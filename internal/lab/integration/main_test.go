@@ -30,11 +30,8 @@ import (
 const patience = await.Patience
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "ds" { // the gateway started this process as a stdio server
-		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
-	}
 	flag.Parse()
-	const tests = 4 // run at least this many in parallel: tests mostly wait
+	const tests = 6 // run at least this many in parallel: tests mostly wait
 	if runtime.GOMAXPROCS(0) < tests {
 		if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
 			log.Fatal(err)

@@ -213,12 +213,8 @@ func TestSecurityOutputOfAChild(t *testing.T) {
 
 func TestSecurityByteOrderMark(t *testing.T) {
 	isolate(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	script := filepath.Join(t.TempDir(), "server")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nprintf '\\357\\273\\277'\nexec "+self+" ds alpha\n"),
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nprintf '\\357\\273\\277'\nexec "+childProgram()+" alpha\n"),
 		0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -252,11 +248,7 @@ func TestSecurityFilesOfCaddy(t *testing.T) {
 	defer secret.Close()
 	dir := t.TempDir()
 	config, found := filepath.Join(dir, "Caddyfile"), filepath.Join(dir, "found")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	script := "ls /proc/self/fd/ >" + found + "; exec " + self + " ds alpha"
+	script := "ls /proc/self/fd/ >" + found + "; exec " + childProgram() + " alpha"
 	text := withAdmin("http://"+address+" {\nbind fd/3\n"+gateway("server alpha stdio sh -c `"+script+"`")+"\n}\n",
 		freeAddress(t))
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {

@@ -143,8 +143,11 @@ func newRemoteOver(t *testing.T, path string, transport func(*mcptest.Remote) ht
 	t.Cleanup(remote.Close)
 	handler := transport(remote)
 	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // the server records requests without the padding
-		r.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(body, []byte(padding), nil)))
+		body := bytes.NewBuffer(make([]byte, 0, max(r.ContentLength, 0)+bytes.MinRead))
+		_, _ = body.ReadFrom(r.Body)
+		// The server records requests without the padding.
+		before, after, _ := bytes.Cut(body.Bytes(), []byte(padding[:1000]))
+		r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(before), bytes.NewReader(bytes.TrimLeft(after, padding[:1]))))
 		handler.ServeHTTP(w, r)
 	}))
 	lines = append(lines, "separator __", twoTokens(), "in_flight_limit 64MiB", "server far http://"+server+path)
@@ -473,7 +476,7 @@ func fillPrunedTexts(t *testing.T) filling {
 	_, reranker := newFakeReranker(t, "/cohere")
 	endpoint := serve(t, basicAuthAccounts, pruner("store_limit 1000 16MiB", block("backend rerank", "url "+reranker))) +
 		"/rpc"
-	text := strings.Repeat(padding[:10_000]+"\n", 199) // at most 2,000,000 characters
+	text := strings.Repeat(strings.Repeat("words ", 1_600)+"\n", 199) // at most 2,000,000 characters
 	mine := prunable{text: numbered(300)}
 	id := pruneText(t, endpoint, mine, basicAuthHeader("bob")).PruneID
 	has := func(id string) {

@@ -36,11 +36,7 @@ type fileServer struct {
 // fileChild returns a child process as an entry of a file.
 func fileChild(t *testing.T, j journal, args ...string) fileServer {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fileServer{Command: self, Args: append([]string{"ds"}, args...), Env: map[string]string{"DS_LOG": string(j)}}
+	return fileServer{Command: childProgram(), Args: args, Env: map[string]string{"DS_LOG": string(j)}}
 }
 
 // write replaces the file, as most editors do.

@@ -176,19 +176,17 @@ func (c *Client) HeadersOf(message string) []string {
 	if !c.Modern {
 		return headers
 	}
-	var m struct {
-		Method string
-		Params struct{ Name, URI, TaskID string }
-	}
-	_ = json.Unmarshal([]byte(message), &m)
-	headers = append(headers, "Mcp-Protocol-Version: "+Modern, "Mcp-Method: "+m.Method)
-	switch m.Method {
+	var m jsonrpc.Message
+	_ = m.Read([]byte(message))
+	method := m.Text(jsonrpc.Method)
+	headers = append(headers, "Mcp-Protocol-Version: "+Modern, "Mcp-Method: "+method)
+	switch method {
 	case "tools/call", "prompts/get":
-		headers = append(headers, "Mcp-Name: "+m.Params.Name)
+		headers = append(headers, "Mcp-Name: "+m.Text(jsonrpc.Name))
 	case "resources/read":
-		headers = append(headers, "Mcp-Name: "+m.Params.URI)
+		headers = append(headers, "Mcp-Name: "+m.Text(jsonrpc.URI))
 	case "tasks/get", "tasks/update", "tasks/cancel":
-		headers = append(headers, "Mcp-Name: "+m.Params.TaskID)
+		headers = append(headers, "Mcp-Name: "+m.Text(jsonrpc.TaskID))
 	}
 	return headers
 }

@@ -3,6 +3,7 @@
 package procfs
 
 import (
+	"bufio"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -145,15 +146,38 @@ func Listeners(pid int) (addresses []string) {
 			inodes[strings.TrimSuffix(inode, "]")] = true
 		}
 	}
-	const address, state, inode, listening = 1, 3, 9, "0A"
 	for _, table := range []string{"net/tcp", "net/tcp6"} {
-		text, _ := os.ReadFile(file(pid, table))
-		for line := range strings.Lines(string(text)) {
-			fields := strings.Fields(line)
-			if len(fields) > inode && fields[state] == listening && inodes[fields[inode]] {
-				addresses = append(addresses, fields[address])
+		for _, l := range listeners(file(pid, table)) {
+			if inodes[l.inode] {
+				addresses = append(addresses, l.address)
 			}
 		}
 	}
 	return addresses
+}
+
+// A listener is a socket that listens for connections.
+type listener struct{ address, inode string }
+
+// listeners reads the listeners of a table of sockets, which come first. It reads small pieces and
+// stops at the first other socket: Linux writes the table while it is read, and the whole table
+// takes milliseconds.
+func listeners(table string) (all []listener) {
+	f, err := os.Open(table)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	const address, state, inode, listening = 1, 3, 9, "0A"
+	lines := bufio.NewScanner(f)
+	lines.Buffer(make([]byte, 256), 4096)
+	lines.Scan() // names of columns
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) <= inode || fields[state] != listening {
+			break
+		}
+		all = append(all, listener{fields[address], fields[inode]})
+	}
+	return all
 }

@@ -1,6 +1,11 @@
 package procfs
 
 import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"slices"
 	"testing"
 	"time"
 )
@@ -22,5 +27,32 @@ func TestParse(t *testing.T) {
 				t.Errorf("got %+v, %v, want ok %v", p, ok, c.ok)
 			}
 		})
+	}
+}
+
+// A process that listens at two addresses and has open connections has two listeners.
+func TestListeners(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux's /proc")
+	}
+	var want []string
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		conn, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		want = append(want, fmt.Sprintf("0100007F:%04X", l.Addr().(*net.TCPAddr).Port))
+	}
+	got := Listeners(os.Getpid())
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
