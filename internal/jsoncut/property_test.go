@@ -3,6 +3,7 @@ package jsoncut
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -122,13 +123,11 @@ func (g *generator) string(s string) {
 	g.out.WriteByte('"')
 }
 
+var texts = flag.Int("texts", 5000, "number of random texts to cut")
+
 func TestCutRandomTexts(t *testing.T) {
-	n := 100_000
-	if testing.Short() {
-		n = 5000
-	}
 	cut := 0
-	for i := range n {
+	for i := range *texts {
 		seed := uint64(i)
 		random := rand.New(rand.NewPCG(seed, 1))
 		kind, size, depth := random.IntN(2), 1+random.IntN(30), random.IntN(7)
@@ -152,8 +151,8 @@ func TestCutRandomTexts(t *testing.T) {
 			t.Fatalf("seed %d: %v\n%+v\n%s\n%s", seed, err, c, text, short)
 		}
 	}
-	if cut < n/4 {
-		t.Errorf("only %d of %d texts were cut", cut, n)
+	if cut < *texts/4 {
+		t.Errorf("only %d of %d texts were cut", cut, *texts)
 	}
 }
 

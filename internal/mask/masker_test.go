@@ -425,7 +425,7 @@ func TestNothingIsHeldLongerThanNeeded(t *testing.T) {
 // makes it stream from the first bytes on.
 func TestStreamingMakesNoDifference(t *testing.T) {
 	defer func(size int) { window = size }(window)
-	for _, test := range []struct{ window, longest, documents int }{{100, 13, 600}, {64 << 10, 17, 60}} {
+	for _, test := range []struct{ window, longest, documents int }{{100, 13, 200}, {64 << 10, 17, 20}} {
 		window = test.window
 		checkStreaming(t, test.longest, test.documents)
 	}

@@ -2,6 +2,7 @@ package prune
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -89,14 +90,12 @@ func isPart(short, line string) bool {
 	return short == ellipsis
 }
 
+var focused = flag.Int("focused", 1000, "number of random texts to focus")
+
 func TestFocusHoldsItsPromises(t *testing.T) {
-	rounds := 20_000
-	if testing.Short() {
-		rounds = 500
-	}
 	random := rand.New(rand.NewPCG(1, 2))
 	refused := 0
-	for i := range rounds {
+	for i := range *focused {
 		text := textToFocus(random)
 		f := FocusOptions{Goal: goalToFocus(random), MaxChars: random.IntN(1 + random.IntN(4000)), Timeout: time.Minute}
 		if random.IntN(3) == 0 {
@@ -121,8 +120,8 @@ func TestFocusHoldsItsPromises(t *testing.T) {
 			t.Fatalf("round %d: %+v of %q:\n%s\n%v", i, f, text, short, err)
 		}
 	}
-	if refused > rounds/2 {
-		t.Errorf("%d of %d are refused", refused, rounds)
+	if refused > *focused/2 {
+		t.Errorf("%d of %d are refused", refused, *focused)
 	}
 }
 
@@ -246,10 +245,6 @@ func TestFocusKeepsHeadsOfKeptLines(t *testing.T) {
 
 // The only line that matches the goal is found among many lines of any kind.
 func TestFocusFindsOneLineOfMany(t *testing.T) {
-	sizes := []int{500, 20_000}
-	if testing.Short() {
-		sizes = sizes[:1]
-	}
 	for name, line := range map[string]func(i int) string{
 		"a log of requests": func(i int) string {
 			return fmt.Sprintf("2024-05-01T10:00:%02dZ INFO worker-%d handled request %d of /items/%d", i%60, i%16, i, i%977)
@@ -265,7 +260,7 @@ func TestFocusFindsOneLineOfMany(t *testing.T) {
 			"which port does the metrics exporter have?": "metrics exporter listens on :9464",
 			"who removed the bucket of backups?":         "bucket backups-eu removed by jdoe",
 		} {
-			for _, n := range sizes {
+			for _, n := range []int{500, 20_000} {
 				all := make([]string, n)
 				for i := range all {
 					all[i] = line(i)

@@ -67,12 +67,14 @@ func TestTokensOfVocabulary(t *testing.T) {
 	}
 }
 
+// tiktoken-go is slow, so the two tests of files compare one file in twenty. With -every=1, they
+// compare all.
+var every = flag.Int("every", 20, "compare every `n`th file")
+
 func TestTextsOfThisRepository(t *testing.T) {
-	compareTree(t, "../../..", "", 1)
+	compareTree(t, "../../..", "", *every)
 }
 
-// TestTextsOfGo compares one file in twenty, because tiktoken-go is slow. With -every=1, it
-// compares all.
 func TestTextsOfGo(t *testing.T) {
 	compareTree(t, goSources(t), ".go", *every)
 }
@@ -85,8 +87,6 @@ func goSources(t testing.TB) string {
 	}
 	return filepath.Join(strings.TrimSpace(string(root)), "src")
 }
-
-var every = flag.Int("every", 20, "compare every `n`th file of Go")
 
 // compareTree compares every nth text below a directory whose name ends with suffix.
 func compareTree(t *testing.T, root, suffix string, every int) {
@@ -157,7 +157,7 @@ func randomText(random *rand.Rand) string {
 
 func TestRandomTexts(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 100_000 {
+	for range 20_000 {
 		if !compare(t, "random", randomText(random)) {
 			break
 		}
@@ -167,7 +167,7 @@ func TestRandomTexts(t *testing.T) {
 // TestRandomBytes checks that each byte that is not UTF-8 counts as U+FFFD.
 func TestRandomBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
-	for range 20_000 {
+	for range 5_000 {
 		text := []byte(randomText(random))
 		for range 1 + random.IntN(4) {
 			text[random.IntN(len(text))] = byte(random.Uint32())
