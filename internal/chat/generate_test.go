@@ -953,13 +953,13 @@ func (g *generator) writeString(dst []byte, s string, needless bool) []byte {
 
 // TestGenerate checks that the generated conversations are valid and cover every kind.
 func TestGenerate(t *testing.T) {
-	seeds := 2 * *generated
+	seeds := 2 * int(*generated)
 	for _, format := range formats {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
 			var masks, breaks, refused, identical, results int
 			var size int
-			for seed := range seeds {
+			for seed := range uint64(seeds) {
 				body := conversation(rand.New(rand.NewPCG(seed, 0)), format)
 				if seed%20 == 0 && string(conversation(rand.New(rand.NewPCG(seed, 0)), format)) != string(body) {
 					t.Fatalf("seed %d: two different conversations", seed)
@@ -990,10 +990,9 @@ func TestGenerate(t *testing.T) {
 					t.Fatalf("seed %d: masks %d results again", seed, again)
 				}
 			}
-			n := int(seeds)
 			t.Logf("%d masked (%d results), %d broken, %d refused, %d unchanged, %d bytes each", masks, results, breaks,
-				refused, identical, size/n)
-			if 10*masks < n || 40*breaks < n || 100*refused < n || 20*identical < n {
+				refused, identical, size/seeds)
+			if 10*masks < seeds || 40*breaks < seeds || 100*refused < seeds || 20*identical < seeds {
 				t.Error("too few conversations of one kind")
 			}
 		})
