@@ -7,15 +7,21 @@
 package bridge
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unicode"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -242,3 +248,182 @@ func discard(res *http.Response) {
 }
 
 func statusError(res *http.Response) error { return fmt.Errorf("HTTP status %d", res.StatusCode) }
+
+var errSessionEnded = errors.New("the session has ended")
+
+// A session is a legacy session. A nil session is for messages without one.
+type session struct {
+	streamable.Session
+	run       *run
+	ctx       context.Context
+	cancel    context.CancelFunc
+	listening bool
+	ended     atomic.Bool // the server does not know it anymore
+}
+
+func newSession(r *run, id string) *session {
+	s := &session{run: r, Session: streamable.Session{ID: id}}
+	s.ctx, s.cancel = context.WithCancel(r.ctx)
+	return s
+}
+
+// readVersion takes the protocol version from the result of initialize.
+func (s *session) readVersion(result []byte) {
+	var r struct {
+		ProtocolVersion string `json:"protocolVersion"`
+	}
+	if err := json.Unmarshal(result, &r); err == nil && !strings.ContainsFunc(r.ProtocolVersion, unicode.IsControl) {
+		s.Version = r.ProtocolVersion
+	}
+}
+
+// setHeaders sets the headers of the session.
+func (s *session) setHeaders(header http.Header) {
+	if s == nil {
+		streamable.Session{}.SetHeaders(header)
+		return
+	}
+	s.SetHeaders(header)
+}
+
+// checkLost reports whether a response says that the server does not know the session, and ends the
+// session then.
+func (s *session) checkLost(res *http.Response) bool {
+	if s == nil || s.ID == "" || res.StatusCode != http.StatusNotFound {
+		return false
+	}
+	s.ended.Store(true)
+	s.cancel()
+	return true
+}
+
+// replaceSession makes s the session of all later messages.
+func (r *run) replaceSession(s *session) {
+	before := r.session
+	r.session = s
+	if before != nil {
+		before.cancel()
+		before.close()
+	}
+}
+
+// close ends the session at the server, even if the run is canceled.
+func (s *session) close() {
+	if s.ID == "" || s.ended.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), deleteTimeout)
+	defer cancel()
+	header := http.Header{}
+	s.setHeaders(header)
+	res, err := s.run.send(ctx, http.MethodDelete, nil, header)
+	if err != nil {
+		s.run.log(s.run.ctx, "session not ended", err)
+		return
+	}
+	discard(res)
+}
+
+// listen opens the stream for messages outside of calls, and keeps it open.
+func (s *session) listen() {
+	if s.listening {
+		return
+	}
+	s.listening = true
+	s.run.listening.Go(func() {
+		defer s.cancel()
+		var position streamable.Position
+		for s.readStream(&position) && position.Wait(s.ctx) {
+		}
+	})
+}
+
+// readStream forwards the messages of the stream until it ends. It reports whether to open it
+// again.
+func (s *session) readStream(position *streamable.Position) bool {
+	res, err := s.get(s.ctx, position)
+	if err != nil {
+		s.run.log(s.ctx, "session stream not opened", err)
+		return true
+	}
+	defer res.Body.Close()
+	switch {
+	case s.checkLost(res):
+		s.run.log(s.run.ctx, "session stream not opened", errSessionEnded)
+		return false
+	case res.StatusCode == http.StatusMethodNotAllowed, res.StatusCode == http.StatusNotFound:
+		return false // the server has no such stream
+	case !isStream(res):
+		s.run.log(s.ctx, "session stream not opened", statusError(res))
+		return res.StatusCode/100 != 2
+	}
+	reader := streamable.Reader{Limit: maxMessage, Position: position, OnMessage: func(e *streamable.Event) error {
+		if e.HasMessage() {
+			s.run.sendToClient(e.Data)
+		}
+		return nil
+	}}
+	_ = reader.ReadResponse(res) // a stream may end with any error
+	return true
+}
+
+// get requests the rest of a stream, after position.
+func (s *session) get(ctx context.Context, position *streamable.Position) (*http.Response, error) {
+	header := http.Header{}
+	s.SetGETHeaders(header, position.ID)
+	return s.run.send(ctx, http.MethodGet, nil, header)
+}
+
+func isStream(res *http.Response) bool {
+	return res.StatusCode == http.StatusOK && httpbody.TypeOf(res.Header.Get("Content-Type")) == httpbody.EventStream
+}
+
+// A line is a message or an error.
+type line struct {
+	text []byte
+	err  error // errTooLong, or the end of the input
+}
+
+var errTooLong = errors.New("message too long")
+
+// readLines sends the lines of in that are not blank, then its final error, until done is closed.
+func readLines(in io.Reader, lines chan<- line, done <-chan struct{}) {
+	src := bufio.NewReaderSize(in, 64<<10)
+	for {
+		text, err := readLine(src)
+		text = bytes.TrimSpace(text)
+		if len(text) == 0 && err == nil {
+			continue
+		}
+		select {
+		case lines <- line{text, err}:
+		case <-done:
+			return
+		}
+		if err != nil && err != errTooLong {
+			return
+		}
+	}
+}
+
+// readLine reads a line. A line that is too long is read to its end, but not kept.
+func readLine(src *bufio.Reader) (text []byte, err error) {
+	for tooLong := false; ; {
+		piece, err := src.ReadSlice('\n')
+		tooLong = tooLong || len(text)+len(piece) > maxLine+len("\r\n")
+		if tooLong {
+			text = nil
+		} else {
+			text = append(text, piece...)
+		}
+		switch {
+		case err == bufio.ErrBufferFull:
+		case err == nil && tooLong:
+			return nil, errTooLong
+		case len(text) > 0:
+			return text, nil // the next read returns the error
+		default:
+			return nil, err
+		}
+	}
+}

@@ -3,13 +3,21 @@ package bridge
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/iotest"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
 func TestLegacySession(t *testing.T) { // A42
@@ -520,4 +528,330 @@ func TestServerRequestsAtTheEnd(t *testing.T) {
 	if !strings.Contains(out.String(), `"id":1,"error"`) && !strings.Contains(out.String(), `"id":1}`) {
 		t.Errorf("the call has no response: %s", out.String())
 	}
+}
+
+func parsed(t *testing.T, text string) *jsonrpc.Message {
+	t.Helper()
+	m := new(jsonrpc.Message)
+	if failure := m.Read([]byte(text)); failure != nil {
+		t.Fatal(failure)
+	}
+	return m
+}
+
+func TestInitializeIsAwaited(t *testing.T) {
+	s := newServer(t)
+	g := newGate(t)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		if !g.wait(a) {
+			return
+		}
+		w.Header().Set("Mcp-Session-Id", sessionID)
+		events(
+			w,
+			data(`{"jsonrpc":"2.0","method":"notifications/message"}`),
+			data(resultOf(a, `{"protocolVersion":"2025-06-18"}`)),
+		)
+	})
+	c := connect(t, s)
+	c.send(request("0", "initialize"), notification("notifications/initialized", `{}`), request("1", "tools/list"))
+	s.method("initialize")
+	if got := s.order(); len(got) != 1 {
+		t.Errorf("got %v", got)
+	}
+	g.open()
+	c.expect("notifications/message")
+	c.expect(`"id":0`)
+	c.expect(`"id":1`)
+	if list := s.method("tools/list"); list.HTTP.Header.Get("Mcp-Session-Id") != sessionID ||
+		list.HTTP.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
+		t.Errorf("got %v", list.HTTP.Header)
+	}
+}
+
+func TestInitializeFails(t *testing.T) {
+	s := newServer(t)
+	good := s.handlers["initialize"]
+	var bad atomic.Bool
+	bad.Store(true)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		if bad.Swap(false) {
+			w.Header().Set("Mcp-Session-Id", "bad")
+			http.Error(w, "no", http.StatusBadGateway)
+			return
+		}
+		good(w, a)
+	})
+	c := connect(t, s)
+	c.send(request("0", "initialize"))
+	c.expect(`"id":0`, `"http_error"`)
+	c.initialize()
+	if got := s.method("notifications/initialized").HTTP.Header.Get("Mcp-Session-Id"); got != sessionID {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSessionEnds(t *testing.T) {
+	s := newServer(t)
+	var n atomic.Int32
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) {
+		w.Header().Set("Mcp-Session-Id", "session-"+string('0'+rune(n.Add(1))))
+		reply(w, a, `{"protocolVersion":"2025-11-25"}`)
+	})
+	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
+		if a.HTTP.Header.Get("Mcp-Session-Id") == "session-1" {
+			http.Error(w, "gone", http.StatusNotFound)
+			return
+		}
+		reply(w, a, `{}`)
+	})
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "tools/list"))
+	c.expect(`"id":1`, `"unknown_session"`)
+	c.initialize()
+	c.send(request("2", "tools/list"))
+	c.expect(`"id":2`, `"result"`)
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	if gone := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); gone != "session-2" {
+		t.Errorf("session %s was deleted", gone)
+	}
+}
+
+func TestSessionReplaced(t *testing.T) {
+	s := newServer(t)
+	c := connect(t, s)
+	c.initialize()
+	c.initialize()
+	if got := s.method("DELETE").HTTP.Header.Get("Mcp-Session-Id"); got != sessionID {
+		t.Errorf("session %s was deleted", got)
+	}
+}
+
+func TestServerWithoutSessions(t *testing.T) {
+	s := newServer(t)
+	s.on("initialize", func(w http.ResponseWriter, a *arrival) { reply(w, a, `{"protocolVersion":"2025-06-18"}`) })
+	s.on("lost", func(w http.ResponseWriter, _ *arrival) { http.NotFound(w, nil) })
+	c := connect(t, s)
+	c.initialize()
+	c.send(request("1", "lost"))
+	c.expect(`"id":1`, `"http_error"`, `404`)
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+	if slices.Contains(s.order(), "DELETE") {
+		t.Error("a session was deleted")
+	}
+	if got := s.method("lost").HTTP.Header; got.Get("MCP-Protocol-Version") != "2025-06-18" ||
+		got.Get("Mcp-Session-Id") != "" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestSessionStream(t *testing.T) {
+	s := newServer(t)
+	var n atomic.Int32
+	s.on("GET", func(w http.ResponseWriter, a *arrival) {
+		switch n.Add(1) {
+		case 1:
+			http.Error(w, "not yet", http.StatusServiceUnavailable)
+		case 2:
+			if a.HTTP.Header.Get("Last-Event-ID") != "" || a.HTTP.Header.Get("Accept") != "text/event-stream" {
+				t.Errorf("got %v", a.HTTP.Header)
+			}
+			events(
+				w,
+				"id: e1\nretry: 1\n"+data(`{"jsonrpc":"2.0","id":"s","method":"roots/list"}`),
+				"id: e2\ndata: {\"jsonrpc\"",
+			)
+		default:
+			if got := a.HTTP.Header.Get("Last-Event-ID"); got != "e1" {
+				t.Errorf("resumed after %q", got)
+			}
+			events(w, data(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`))
+			<-a.HTTP.Context().Done()
+		}
+	})
+	c := connect(t, s)
+	c.initialize()
+	c.expect("roots/list")
+	c.send(`{"jsonrpc":"2.0","id":"s","result":{"roots":[]}}`)
+	s.arrived("the response", func(a *arrival) bool { return string(a.Result) == `{"roots":[]}` })
+	c.expect("notifications/tools/list_changed")
+	if err := c.end(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestResume(t *testing.T) {
+	t.Run("a stream that ends before its response", func(t *testing.T) {
+		s := newServer(t)
+		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+		s.on("GET", func(w http.ResponseWriter, a *arrival) {
+			switch a.HTTP.Header.Get("Last-Event-ID") {
+			case "p1":
+				events(w, "id: p2\n"+data(`{"jsonrpc":"2.0","method":"notifications/progress"}`))
+			case "p2":
+				events(w, "id: p3\n"+data(`{"jsonrpc":"2.0","id":1,"result":"late"}`))
+			default:
+				w.WriteHeader(http.StatusMethodNotAllowed)
+			}
+		})
+		c := connect(t, s)
+		c.initialize()
+		c.send(request("1", "tools/call"))
+		c.expect("notifications/progress")
+		c.expect(`"late"`)
+		if err := c.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	for name, status := range map[string]int{"no such stream": http.StatusMethodNotAllowed,
+		"an ended session": http.StatusNotFound} {
+		t.Run(name, func(t *testing.T) {
+			s := newServer(t)
+			s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+			s.on("GET", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(status) })
+			c := connect(t, s)
+			c.initialize()
+			c.send(request("1", "tools/call"))
+			c.expect(`"id":1`, `"error"`)
+		})
+	}
+	t.Run("a modern request", func(t *testing.T) {
+		s := newServer(t)
+		s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })
+		c := connect(t, s)
+		c.send(modern("1", "tools/call", `"name":"x",`))
+		c.expect(`"id":1`, `"connect_error"`)
+		if slices.Contains(s.order(), "GET") {
+			t.Error("a modern stream was resumed")
+		}
+	})
+}
+
+// inPieces returns a reader that returns at most size bytes at a time.
+func inPieces(text []byte, size int) io.Reader {
+	var pieces []io.Reader
+	for piece := range slices.Chunk(text, size) {
+		pieces = append(pieces, bytes.NewReader(piece))
+	}
+	return iotest.DataErrReader(io.MultiReader(pieces...))
+}
+
+// FuzzLines checks that the lines of a text, except blank ones, are read in pieces of any size.
+func FuzzLines(f *testing.F) {
+	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "",
+		"\r\r\n", "a\rb\n"} {
+		f.Add([]byte(text), uint16(2))
+	}
+	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
+		lines := make(chan line)
+		go readLines(inPieces(text, int(size)+1), lines, t.Context().Done())
+		for part := range strings.SplitSeq(string(text), "\n") {
+			if part = strings.TrimSpace(part); part == "" {
+				continue
+			}
+			if got := <-lines; string(got.text) != part || got.err != nil {
+				t.Fatalf("text %q: got line %q, %v, want %q", text, got.text, got.err, part)
+			}
+		}
+		if got := <-lines; got.err != io.EOF || got.text != nil {
+			t.Fatalf("text %q: got %q, %v at the end", text, got.text, got.err)
+		}
+	})
+}
+
+// echo is an endpoint that answers every request with an empty result.
+type echo struct{}
+
+func (echo) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, _ := io.ReadAll(r.Body)
+	if trace := httptrace.ContextClientTrace(r.Context()); trace != nil && trace.WroteRequest != nil {
+		trace.WroteRequest(httptrace.WroteRequestInfo{})
+	}
+	var m map[string]json.RawMessage
+	_ = json.Unmarshal(body, &m)
+	res := &http.Response{StatusCode: http.StatusAccepted, Header: http.Header{}, Body: http.NoBody, Request: r}
+	if id, has := m["id"]; r.Method == http.MethodPost && has && m["method"] != nil {
+		res.StatusCode = http.StatusOK
+		res.Header.Set("Content-Type", "application/json")
+		res.Body = io.NopCloser(strings.NewReader(`{"jsonrpc":"2.0","id":` + string(id) + `,"result":{}}`))
+	} else if r.Method == http.MethodGet {
+		res.StatusCode = http.StatusMethodNotAllowed
+	}
+	return res, nil
+}
+
+// FuzzRun checks that for any input, each line of the output is one message: a response to each
+// request, with the same id, and an error for each line that is not JSON.
+func FuzzRun(f *testing.F) {
+	for _, input := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n",
+		`{"id":"a","method":"initialize","params":{"protocolVersion":"2025-11-25"}}` + "\nx\n[]\n",
+		`{"id":1,"method":"m"}` + "\n" + `{"id":1,"method":"m"}` + "\n" + `{"id":1.0,"method":"m"}`, `{"id":1,"result":{}}` +
+			"\n{}\n" + `{"id":{},"method":"m"}`, `{"id":null,"method":"m"}` + "\n{\"method\":\"\xff\"}",
+		`{"id":7,"method":"tools/call","params":{"name":"é",` +
+			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
+		"{\"id\":1\n" + `{"id":1,"method":""}`,
+		`{"id":7,"method":"subscriptions/listen"}` + "\n" + `{"method":"notifications/cancelled","params":{"requestId":7}}`,
+	} {
+		f.Add([]byte(input))
+	}
+	f.Fuzz(func(t *testing.T, input []byte) {
+		if bytes.Contains(input, []byte("cancel")) || bytes.Contains(input, []byte(`\u`)) ||
+			bytes.Count(input, []byte("\n")) > 50 {
+			return // a canceled request may or may not get a response; long inputs take too long
+		}
+		var out bytes.Buffer
+		bridge := Bridge{Transport: echo{}, URL: "http://localhost/mcp"}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := bridge.Run(ctx, bytes.NewReader(input), &out); err != nil {
+			t.Fatal(err)
+		}
+		want, isPlain := requested(input)
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			var m struct {
+				JSONRPC string
+				ID      json.RawMessage
+			}
+			if err := json.Unmarshal([]byte(line), &m); err != nil || m.JSONRPC != "2.0" {
+				t.Fatalf("input %q: invalid message %q: %v", input, line, err)
+			}
+			got = append(got, string(m.ID))
+		}
+		slices.Sort(got)
+		if isPlain && !slices.Equal(got, want) {
+			t.Fatalf("input %q: got responses with ids %q, want %q", input, got, want)
+		}
+	})
+}
+
+// requested returns the sorted ids that need a response, with null for a line that is not JSON. The
+// result is valid only if isPlain: each line is either not JSON, or a request whose id is a number
+// that no other line has.
+func requested(input []byte) (ids []string, isPlain bool) {
+	for line := range strings.SplitSeq(string(input), "\n") {
+		var m map[string]json.RawMessage
+		switch line = strings.TrimSpace(line); {
+		case line == "":
+			continue
+		case !json.Valid([]byte(line)) || !utf8.ValidString(line):
+			ids = append(ids, "null")
+			continue
+		case json.Unmarshal([]byte(line), &m) != nil || len(m) != 2 || strings.Count(line, `"`) != 6:
+			return nil, false
+		}
+		id := string(m["id"])
+		if _, err := strconv.Atoi(id); err != nil || slices.Contains(ids, id) || !bytes.HasPrefix(m["method"], []byte(`"`)) {
+			return nil, false
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids, true
 }

@@ -1,8 +1,51 @@
+// Package chat reads the conversations that agents send to models, and decides which tool results
+// in them are old enough to be masked.
+//
+// It detects and reads these formats:
+//
+//   - OpenAI chat completions: messages, where an assistant's tool_calls are
+//     answered by messages of the role tool; Ollama has the same without ids;
+//   - Anthropic messages: messages, where tool_use blocks are answered by
+//     tool_result blocks; Bedrock's Converse has toolUse and toolResult;
+//   - OpenAI responses: input, where items such as function_call are answered by
+//     items such as function_call_output;
+//   - Gemini: contents, where functionCall parts are answered by functionResponse
+//     parts; Code Assist has them in a request.
+//
+// A [Conversation] is read once, from raw bytes, and stores only positions in them. Masking it
+// yields a [Plan]: edits of these bytes that replace old results. All other bytes stay unchanged.
+//
+// # Turns
+//
+// A turn is a message of the assistant with at least one call; in the format of responses,
+// consecutive calls up to the first item that is not the model's. A turn ends where the next one
+// begins. The results of a call are those with its id, anywhere in the conversation; if several
+// turns use an id, it belongs to the last of them. Calls without an id are answered in order.
+//
+// # The boundary
+//
+// Results of turns before the boundary are masked, those of the last WindowTurns turns never. The
+// position of the boundary is decided turn by turn, in order, from nothing but the conversation up
+// to the end of that turn. A turn at which it moves is a step. A step decides once which results
+// are masked, and nothing before it changes until the next step. So between steps a conversation
+// that grows by a turn is sent as the same bytes as before, plus the new ones. A provider that
+// caches prompts by their beginning has to process only the new bytes.
+//
+// With [ClearAuto] a step masks the old results for which masking pays at the provider's prices,
+// and all of them if the provider has nothing cached. The latter does not follow from the
+// conversation, so a [Progress] records the decisions so far.
+//
+// # Memory
+//
+// A [Memory] avoids reading a conversation again: a request that begins like an earlier one is read
+// from where they differ. The result is the same without it. It also keeps the [Past] of a
+// conversation, with its Progress.
 package chat
 
 import (
 	"bytes"
 	"errors"
+	"hash/maphash"
 	"math"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -255,4 +298,81 @@ func (c *Conversation) decode(v value) []byte {
 	start := len(c.decoded)
 	c.decoded = jsonspan.AppendText(c.decoded, body)
 	return c.decoded[start:len(c.decoded):len(c.decoded)] // capped, so that it stays valid if decoded is reallocated
+}
+
+// symbols numbers texts: equal texts have the same number, and numbers are dense. It is a hash
+// table over the bytes it is given, so that a conversation with a thousand ids needs no
+// allocations. A map would copy each of them.
+type symbols struct {
+	texts     [][]byte
+	positions []value // position of the first occurrence of each text
+	slots     []int32 // number plus one, or 0
+	last      int32   // last result, because lookups often repeat
+}
+
+var seed = maphash.MakeSeed()
+
+// number returns the number of a text, which must not change and is at v.
+func (s *symbols) number(text []byte, v value) int32 {
+	if len(s.texts) > 0 && string(s.texts[s.last]) == string(text) {
+		return s.last
+	}
+	if len(s.slots) < 2*(len(s.texts)+1) {
+		s.grow()
+	}
+	slot := s.slot(text)
+	if s.slots[slot] == 0 {
+		s.texts, s.positions = append(s.texts, text), append(s.positions, v)
+		s.slots[slot] = int32(len(s.texts))
+	}
+	s.last = s.slots[slot] - 1
+	return s.last
+}
+
+// slot returns the index of a text, or the free slot for it.
+func (s *symbols) slot(text []byte) int {
+	mask := len(s.slots) - 1
+	i := int(maphash.Bytes(seed, text)) & mask
+	for s.slots[i] != 0 && string(s.texts[s.slots[i]-1]) != string(text) {
+		i = (i + 1) & mask
+	}
+	return i
+}
+
+func (s *symbols) grow() {
+	s.slots = make([]int32, max(64, 2*len(s.slots)))
+	for i, text := range s.texts {
+		s.slots[s.slot(text)] = int32(i) + 1
+	}
+}
+
+// bytes returns how much memory the symbols take.
+func (s *symbols) bytes() int { return sizeOf(s.texts) + sizeOf(s.positions) + sizeOf(s.slots) }
+
+// reset removes all texts and keeps the memory.
+func (s *symbols) reset() {
+	clear(s.texts)
+	clear(s.slots)
+	s.texts, s.positions, s.last = s.texts[:0], s.positions[:0], 0
+}
+
+// release drops the texts but not their positions.
+func (s *symbols) release() {
+	clear(s.texts)
+	s.texts, s.last = s.texts[:0], 0
+}
+
+// restore restores the first n symbols after release, in a body that has them at the same
+// positions.
+func (s *symbols) restore(n int, text func(value) []byte) {
+	s.positions = s.positions[:n]
+	for _, v := range s.positions {
+		s.texts = append(s.texts, text(v))
+	}
+	// Removing the last added texts leaves the slots as they were before.
+	for i, number := range s.slots {
+		if int(number) > n {
+			s.slots[i] = 0
+		}
+	}
 }

@@ -10,22 +10,21 @@
 // Package inbound authenticates, reads and admits the requests of clients. Package upstream
 // exchanges messages with servers. For [upstream.Aggregate], this package is between them:
 //
-//	aggregate.go  dispatches requests by method
-//	handshake.go, list.go, subscribe.go, oneway.go, call.go
+//	request.go    dispatches requests by method
+//	handshake.go, list.go, subscriptions.go, oneway.go, call.go
 //	              answer the methods; a call is forwarded to one server
 //	names.go      finds that server, and translates names and URIs
-//	to_legacy.go, to_modern.go
-//	              forward to a server of the other era; relay.go to one of the same era
+//	relay.go      forwards to a server of the same era, eras.go to one of the other
 //	link.go       the session of a client with a server; connect.go opens it
 //
-// config.go has the configuration of a gateway, state.go what outlives it.
+// state.go has what outlives a gateway.
 //
 // # Eras
 //
 // Clients and servers each speak one of two eras of the protocol, in any combination. If both speak
-// the same, messages are passed on. Otherwise to_legacy.go and to_modern.go translate: a request
-// that a legacy server sends during a call becomes an input-required result for a modern client,
-// and the other way round.
+// the same, messages are passed on. Otherwise eras.go translates: a request that a legacy server
+// sends during a call becomes an input-required result for a modern client, and the other way
+// round.
 //
 // # State
 //
@@ -45,9 +44,12 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
@@ -184,4 +186,188 @@ func (g *Gateway) visibleServers(identity string) []*upstream.Server {
 		return g.config.Servers
 	}
 	return filterServers(g.config.Servers, func(s *upstream.Server) bool { return g.rules.Sees(identity, s.Name) })
+}
+
+// A Config describes a gateway.
+type Config struct {
+	inbound.Config
+	Naming     mcp.Naming
+	Resumable  bool // other processes with the same Key may continue sessions
+	MaxClients int  // idle clients that are remembered
+	Discovery  bool // list the tools for discovery instead of all tools
+	Observer   Observer
+
+	// Generation identifies the Caddy configuration that the gateway is part of.
+	Generation any
+
+	// Replaces is the gateway of the same Generation whose clients this one takes over; nil for
+	// none.
+	Replaces *Gateway
+
+	// Detach returns a context for requests that outlive the handler of ctx. Derive accepts it like
+	// ctx. It is never done, and holds nothing of the handler, such as its response writer.
+	// Required.
+	Detach func(ctx context.Context) context.Context
+
+	// ReportMissing adds the names of unreachable servers to the instructions for clients.
+	ReportMissing bool
+
+	NotificationRoutes []NotificationRoute
+
+	// Originals of results that were removed from requests to models; nil for none.
+	Originals Originals
+}
+
+// Originals are tool results that were removed from requests to models. The server that they came
+// from is unknown. Results kept by other replicas are found, too.
+type Originals interface {
+	// Kept reports whether originals are stored.
+	Kept() bool
+
+	// Original returns the result stored for a client under a handle, as the body of a JSON string.
+	// user is the user that a handler before the gateway authenticated.
+	Original(user, address, handle string) (body []byte, ok bool)
+
+	// Fetch loads a result from other replicas, so that Original and the masks of all servers find
+	// it. It fails if the shared store is unavailable.
+	Fetch(ctx context.Context, client, user, address, handle string) error
+}
+
+// A NotificationRoute selects the servers that get a notification of a client.
+type NotificationRoute struct {
+	Method  string // pattern: * matches any characters
+	Servers []string
+}
+
+// An Observer counts and logs events.
+type Observer interface {
+	inbound.Observer
+
+	// ServerFailed is called when a handshake or a list request fails. ServerAnswered is called
+	// when a handshake succeeds.
+	ServerFailed(*upstream.Fault)
+	ServerAnswered(server string)
+
+	// Listed is called when a server has listed its items of a kind, such as tools or prompts.
+	Listed(server, kind string, items int)
+
+	// ToolInvalid is called when a tool is hidden because its definition is invalid.
+	ToolInvalid(server, tool string, reason error)
+
+	// ToolMissing is called when a server does not list a tool that has a [toolview.Override].
+	ToolMissing(server, tool string)
+}
+
+// Refresh drops the cached lists of a server on all replicas and sends list-changed notifications.
+// It returns the number of streams notified by this replica.
+func (g *Gateway) Refresh(server string) (notified int) {
+	s := g.servers[server]
+	if s == nil {
+		return 0
+	}
+	defer g.replicaSync.serverRefreshed(s)
+	return g.forgetLists(s)
+}
+
+// RefreshLocal is like Refresh, for this replica only.
+func (g *Gateway) RefreshLocal(server string) {
+	if s := g.servers[server]; s != nil {
+		g.forgetLists(s)
+	}
+}
+
+// forgetLists drops the cached lists of a server and notifies clients.
+func (g *Gateway) forgetLists(s *upstream.Server) (notified int) {
+	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, catalog.EveryKind...) })
+}
+
+// refresh drops the cached facts about a server for the identities that concerns selects, calls
+// forget for their links, and notifies these clients.
+func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (notified int) {
+	g.shared.Retained.ToolsChanged(s)
+	g.audiences.each(func(a *audience) {
+		if concerns(a.identity) {
+			a.profile(s.ID).forget()
+		}
+	})
+	for _, c := range g.clients() {
+		if l := c.existingLink(s); l != nil && concerns(c.identity) {
+			forget(l)
+		}
+	}
+	sees := func(identity string) bool { return g.rules.Sees(identity, s.Name) && concerns(identity) }
+	return g.announce(sees, mcp.Tools, mcp.Prompts, mcp.Resources)
+}
+
+// TemplatesChanged notifies clients that the templates of the gateway itself have changed.
+func (g *Gateway) TemplatesChanged() {
+	g.announce(func(string) bool { return true }, mcp.Resources)
+}
+
+// announce sends list-changed notifications to the open streams of the selected identities.
+func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (notified int) {
+	g.mu.Lock()
+	streams := g.streamsOf(g)
+	g.mu.Unlock()
+	for _, s := range streams {
+		if concerns(s.req.caller.Identity) {
+			s.runAsync(func() { s.announce(changed...) })
+			notified++
+		}
+	}
+	return notified
+}
+
+// Sessions returns the number of remembered client sessions, by metrics label and client name.
+func (g *Gateway) Sessions() map[string]map[string]int {
+	sessions := map[string]map[string]int{}
+	for _, c := range g.clients() {
+		if c.ended.Load() {
+			continue
+		}
+		caller := g.rules.Caller(c.identity)
+		name := access.NameOf(c.identity)
+		switch name {
+		case "":
+			name = access.Anonymous
+		case access.OperatorIdentity:
+			name = caller.Label
+		}
+		if sessions[caller.Label] == nil {
+			sessions[caller.Label] = map[string]int{}
+		}
+		sessions[caller.Label][name]++
+	}
+	return sessions
+}
+
+// Links returns the number of open sessions with each server, by server name. It counts sessions of
+// the aggregate endpoint only.
+func (g *Gateway) Links() map[string]int {
+	open := map[string]int{}
+	for _, c := range g.clients() {
+		for _, l := range c.allLinks() {
+			if s := g.linkServer(l); s != nil && l.isOpen() {
+				open[s.Name]++
+			}
+		}
+	}
+	return open
+}
+
+// Original returns the original of a text that was masked for a client, and its length in
+// characters. Current redaction rules apply. It reports false if the original is unknown or
+// expired.
+func (g *Gateway) Original(server, client, handle string) (text string, chars int, ok bool) {
+	s := g.servers[server]
+	if s == nil || s.Mask == nil {
+		return "", 0, false
+	}
+	body, ok := s.Mask.Kept(client, handle)
+	if !ok {
+		return "", 0, false
+	}
+	caller := g.rules.Caller(client)
+	text = jsonspan.Text(caller.Redactor().Body(body))
+	return text, utf8.RuneCountInString(text), true
 }

@@ -3,14 +3,13 @@
 //
 // A [Request] enters at a [Gate]. Its stages are in one file each:
 //
-//	serve.go      the order of the stages
+//	request.go    the order of the stages
 //	identify.go   identify the client: by credentials, or by the body
 //	decode.go     read the message, within limits
 //	admit.go      check rules, pinned tools and rate limits
-//	confirm.go, question.go
+//	elicitation.go
 //	              ask the user of the client, if a rule requires that
-//	audit.go, tracing.go
-//	              report the call
+//	audit.go      report the call
 //
 // An [upstream.Exchange] then forwards a request for one server (single.go). A request for all
 // servers goes to the [Aggregate], which calls the later stages itself, once it knows the target.

@@ -1,11 +1,15 @@
 package inbound
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap/zapcore"
 
@@ -14,6 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
@@ -182,6 +187,152 @@ func (q *Request) Park() upstream.Record {
 
 // IsParked reports whether a stream goes on without the handler.
 func (q *Request) IsParked() bool { return q.parked }
+
+// Serve serves the request.
+func (q *Request) Serve() {
+	defer func() {
+		if !q.parked {
+			q.held.release()
+			q.record() // also if reverse_proxy panics because a connection broke
+		}
+	}()
+	if failure := q.serve(); failure != nil {
+		q.fail(failure)
+	}
+}
+
+// Refuse sends a failure.
+func (q *Request) Refuse(failure *jsonrpc.Failure) {
+	defer q.record()
+	q.fail(failure)
+}
+
+// serve serves the request, or returns the failure to send.
+func (q *Request) serve() *jsonrpc.Failure {
+	if q.HTTP.TLS != nil && !q.HTTP.TLS.HandshakeComplete {
+		return jsonrpc.TooEarly() // a replayed call must not run
+	}
+	if q.HTTP.Method != http.MethodPost { // only a POST has a message, but some servers read any body
+		httpbody.Empty(q.HTTP)
+	}
+	bodyFailure, failure := authentication{q}.run()
+	if failure != nil {
+		return failure
+	}
+	upstream.DropHopByHop(q.HTTP.Header)
+	switch {
+	case bodyFailure != nil:
+		return bodyFailure
+	case q.HTTP.Method == http.MethodPost:
+		if failure := q.checkAmbiguity(); failure != nil {
+			return failure
+		}
+		if failure := q.stripToken(q.gate.config.Auth != nil); failure != nil {
+			return failure
+		}
+		q.linkTrace()
+		if _, isCall := q.callKind(); isCall && q.gate.config.Record && !q.isUnredacted() {
+			q.Traffic.Answer = new(upstream.Recording)
+		}
+	}
+	switch {
+	case q.Endpoint.Kind != upstream.Aggregate:
+		return single{q}.serve()
+	case q.operator != nil:
+		return q.operator.Serve(q)
+	}
+	return q.gate.aggregate.Serve(q)
+}
+
+// checkAmbiguity refuses messages that the server may parse differently: in another charset and, if
+// decisions depend on them, with keys in another case or contradicting headers.
+func (q *Request) checkAmbiguity() *jsonrpc.Failure {
+	for _, contentType := range q.HTTP.Header["Content-Type"] {
+		if !httpbody.IsUTF8(contentType) {
+			return jsonrpc.UnsupportedCharset()
+		}
+	}
+	if q.Endpoint.Kind != upstream.Aggregate && !q.targetMatters() &&
+		q.gate.config.Auth == nil && q.Caller.Identity == "" {
+		return nil
+	}
+	_, known := mcp.KnownMethod(q.MethodName())
+	failure := q.Message.CheckExact(known)
+	if failure != nil || q.Endpoint.Kind == upstream.Aggregate { // the aggregate checks the headers itself
+		return failure
+	}
+	return mcp.CheckHeaders(q.HTTP.Header, &q.Message)
+}
+
+// InheritedKey is the context key of the [Peer.Inherited] of a request.
+type InheritedKey struct{}
+
+// A Context is the context of everything done for a request to the aggregate. Some of that outlives
+// the request, so the Context does not hold the request. It computes values on demand.
+type Context struct {
+	context.Context
+	Caller    access.Caller
+	Inherited any
+}
+
+// Value implements [context.Context].
+func (c *Context) Value(key any) any {
+	switch key.(type) {
+	case stdio.OwnerKey:
+		return c.Caller.Budget()
+	case InheritedKey:
+		return c.Inherited
+	}
+	return c.Context.Value(key)
+}
+
+// Caddy's tracing directive starts a span for each request. The gateway adds the call, by
+// OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and
+// in the message, which is all that a child process gets.
+
+// trace adds the call and its outcome to the span of the request.
+func (q *Request) trace() {
+	if !q.span.IsRecording() {
+		return
+	}
+	attributes := []attribute.KeyValue{attribute.String("mcp.method.name", q.MethodName())}
+	add := func(key, value string) {
+		if value != "" {
+			attributes = append(attributes, attribute.String(key, value))
+		}
+	}
+	add("mcp.server.name", q.serverName())
+	switch q.MethodName() {
+	case "tools/call":
+		add("gen_ai.operation.name", "execute_tool")
+		add("gen_ai.tool.name", q.ToolName())
+	case "prompts/get":
+		add("gen_ai.prompt.name", q.ToolName())
+	}
+	add("jsonrpc.request.id", mcp.Shortened(string(q.Message.Literal(jsonrpc.ID))))
+	add("mcp.protocol.version", mcp.Shortened(q.Version))
+	add("enduser.id", q.Caller.Name)
+	if q.ErrorCode != 0 {
+		attributes = append(attributes, attribute.Int("rpc.jsonrpc.error_code", q.ErrorCode))
+	}
+	if q.Outcome != upstream.OutcomeOK {
+		add("error.type", q.Outcome)
+		q.span.SetStatus(codes.Error, q.Outcome)
+	}
+	q.span.SetAttributes(attributes...)
+}
+
+// linkTrace links the span of the request to the trace in the message, if they differ.
+func (q *Request) linkTrace() {
+	if !q.span.IsRecording() || !q.Message.Has(jsonrpc.Traceparent) {
+		return
+	}
+	carrier := propagation.MapCarrier{upstream.Traceparent: q.Message.Text(jsonrpc.Traceparent)}
+	client := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(q.HTTP.Context(), carrier))
+	if client.IsValid() && client.TraceID() != q.span.SpanContext().TraceID() {
+		q.span.AddLink(trace.Link{SpanContext: client})
+	}
+}
 
 // Interface guard
 var _ zapcore.ObjectMarshaler = (*Request)(nil)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -344,4 +345,140 @@ func FuzzScanner(f *testing.F) {
 		}
 		checkStrings(t, text)
 	})
+}
+
+// FuzzSkipText checks that skipText stops where readText does.
+func FuzzSkipText(f *testing.F) {
+	parts := []string{"plain text, and more of it", "\\n", `\"`, `\\`, `\u00e9`, `\ud83d\ude00`, `\ud83d`, "é", "漢", "😀",
+		"\xff", "x", `"`, "\n", `\x`, `\u00g0`, "\x7f"}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var b strings.Builder
+		for range random.IntN(60) {
+			n := len(parts)
+			if random.IntN(3) > 0 {
+				n -= 5 // without the quote and the parts after it
+			}
+			b.WriteString(parts[random.IntN(n)])
+		}
+		f.Add([]byte(b.String()))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		text = append(text, strings.Repeat("x", 12)+`"`...) // no character is incomplete
+		i, _, _, want := readText(text, 0, 0)
+		if at, stopped := skipText(text, 0); at != i || stopped != want {
+			t.Errorf("%q: got %d at %d, want %d at %d", text, stopped, at, want, i)
+		}
+		// The result is the same in two pieces.
+		for cut := range len(text) {
+			var s Scanner
+			s.SkipCounting = true
+			s.Feed(append([]byte{'"'}, text[:cut]...))
+			k := s.Next()
+			if k == More {
+				s.Feed(text[cut:])
+				k = s.Next()
+			}
+			if _, end := s.Span(); (k == String) != (want == atQuote) || k == String && end != int64(i)+2 {
+				t.Fatalf("%q cut at %d: got %d up to %d, want %d", text, cut, k, end, i+2)
+			}
+		}
+	})
+}
+
+// BenchmarkText reads long strings with and without counting characters.
+func BenchmarkText(b *testing.B) {
+	for _, text := range []struct{ name, body string }{
+		{"plain", "An observation of no consequence, with nothing to escape. "},
+		{"lines", `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`},
+		{"code", `\tif err != nil {\n\t\treturn fmt.Errorf(\"x: %w\", err)\n\t}\n`},
+		{"newlines", `a line of a log that is of some length, and has nothing in it but its end\n`},
+		{"accents", "Où est passée la clé à molette ? "},
+	} {
+		data := []byte(strings.Repeat(text.body, 32<<10/len(text.body)) + `"`)
+		b.Run("counted/"+text.name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				readText(data, 0, 0)
+			}
+		})
+		b.Run("skipped/"+text.name, func(b *testing.B) {
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				skipText(data, 0)
+			}
+		})
+	}
+}
+
+func BenchmarkScanner(b *testing.B) {
+	var small strings.Builder
+	for i := range 40000 {
+		if i > 0 {
+			small.WriteByte(',')
+		}
+		fmt.Fprintf(&small, `{"id":%d,"name":"item number %d","ok":true}`, i, i)
+	}
+	for _, text := range []struct{ name, body string }{
+		{"ascii", `"` + strings.Repeat("abcdefgh", 1<<17) + `"`},
+		{"cjk", `"` + strings.Repeat("漢字仮名交じり文。", 1<<15) + `"`},
+		{"emoji", `"` + strings.Repeat("😀🎉", 1<<17) + `"`},
+		{"accents", `"` + strings.Repeat("Où est passée la clé à molette ? ", 1<<15) + `"`},
+		{"escapes", `"` + strings.Repeat(`\tif err != nil {\n\t\treturn fmt.Errorf(\"x: %w\", err)\n\t}\n`, 1<<14) + `"`},
+		{"small", "[" + small.String() + "]"},
+	} {
+		b.Run(text.name, func(b *testing.B) {
+			data := []byte(text.body)
+			b.SetBytes(int64(len(data)))
+			b.ReportAllocs()
+			var s Scanner
+			for b.Loop() {
+				s.Reset()
+				s.Report(0, 4000)
+				s.Feed(data)
+				s.Finish()
+				for k := s.Next(); k != Done; k = s.Next() {
+					if k == Invalid {
+						b.Fatal(s.Err())
+					}
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkPassing reads a large response in pieces of the size that reverse_proxy writes.
+func BenchmarkPassing(b *testing.B) {
+	paths := CompilePaths("id", "result.content.*.uri", "result.content.*.resource.uri", "error.code")
+	for _, text := range []struct{ name, line string }{
+		{"plain", "An observation of no consequence, with nothing to escape. "},
+		{"lines", `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`},
+		{"cjk", "漢字仮名交じり文。"},
+	} {
+		data := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line,
+			5<<20/len(text.line)) + `"}]}}`)
+		rewriter := paths.Rewrite(io.Discard, func(int, Kind, []byte) []byte { return nil })
+		watcher := paths.Watch(func(int, Kind, []byte) {})
+		for _, reader := range []struct {
+			name string
+			io.Writer
+			reset func()
+		}{
+			{"Rewriter", rewriter, func() { rewriter.Reset(io.Discard) }},
+			{"Watcher", watcher, watcher.Reset},
+		} {
+			b.Run(reader.name+"/"+text.name, func(b *testing.B) {
+				b.SetBytes(int64(len(data)))
+				b.ReportAllocs()
+				for b.Loop() {
+					reader.reset()
+					for rest := data; len(rest) > 0; {
+						n := min(32<<10, len(rest))
+						_, _ = reader.Write(rest[:n])
+						rest = rest[n:]
+					}
+				}
+			})
+		}
+	}
 }

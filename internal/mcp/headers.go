@@ -1,9 +1,17 @@
 package mcp
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"maps"
+	"math/big"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
@@ -146,4 +154,296 @@ func decodeHeaderText(value string) (string, bool) {
 	}
 	text, err := base64.StdEncoding.DecodeString(encoded)
 	return string(text), err == nil
+}
+
+// ParamHeaders are the arguments of a server's tools that are repeated in headers (x-mcp-header in
+// a tool's schema), by tool.
+type ParamHeaders map[string][]paramHeader
+
+type paramHeader struct {
+	path    []string // path of the argument
+	name    string   // name of the header, without paramPrefix
+	integer bool     // the argument is an integer
+}
+
+// headerKeyword marks a property of a schema whose value is repeated in a header.
+const headerKeyword = "x-mcp-header"
+
+// Add adds the tools of a tools/list result, and returns the cursor of the next page. Tools that
+// AddTool refuses are left out.
+func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
+	var list struct {
+		Tools []struct {
+			Name        string          `json:"name"`
+			InputSchema json.RawMessage `json:"inputSchema"`
+		} `json:"tools"`
+		NextCursor string `json:"nextCursor"`
+	}
+	if err := json.Unmarshal(result, &list); err != nil {
+		return "", err
+	}
+	for _, tool := range list.Tools {
+		_ = p.add(tool.Name, tool.InputSchema)
+	}
+	return list.NextCursor, nil
+}
+
+// AddTool adds a tool by its definition. It fails if the tool's x-mcp-header annotations are
+// invalid: clients must not use such a tool over HTTP.
+func (p ParamHeaders) AddTool(name string, definition []byte) error {
+	if !bytes.Contains(definition, []byte(headerKeyword)) {
+		return nil
+	}
+	var tool struct {
+		InputSchema json.RawMessage `json:"inputSchema"`
+	}
+	if err := json.Unmarshal(definition, &tool); err != nil {
+		return err
+	}
+	return p.add(name, tool.InputSchema)
+}
+
+func (p ParamHeaders) add(name string, inputSchema []byte) error {
+	if !bytes.Contains(inputSchema, []byte(headerKeyword)) {
+		return nil
+	}
+	headers, err := readParamHeaders(inputSchema)
+	if len(headers) > 0 {
+		p[name] = headers
+	}
+	return err
+}
+
+// readParamHeaders returns the x-mcp-header annotations of a schema. It fails if one is invalid.
+func readParamHeaders(inputSchema []byte) ([]paramHeader, error) {
+	var found []paramHeader
+	if err := findParamHeaders(inputSchema, nil, true, &found); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(found, func(a, b paramHeader) int {
+		return cmp.Compare(strings.ToLower(a.name), strings.ToLower(b.name))
+	})
+	for i := 1; i < len(found); i++ {
+		if strings.EqualFold(found[i-1].name, found[i].name) {
+			return nil, fmt.Errorf("%s %q is on two properties", headerKeyword, found[i].name)
+		}
+	}
+	return found, nil
+}
+
+// findParamHeaders finds the annotations in a schema. They are allowed only below "properties", so
+// reachable is false below all other keywords.
+func findParamHeaders(schema []byte, path []string, reachable bool, found *[]paramHeader) error {
+	var members map[string]json.RawMessage
+	if !bytes.Contains(schema, []byte(headerKeyword)) || json.Unmarshal(schema, &members) != nil {
+		return nil // a schema may be just true
+	}
+	if len(path) > maxSchemaDepth {
+		return fmt.Errorf("%s: the schema has more than %d levels", headerKeyword, maxSchemaDepth)
+	}
+	if annotation, ok := members[headerKeyword]; ok {
+		header, err := readParamHeader(annotation, members["type"], path, reachable)
+		if err != nil {
+			return fmt.Errorf("%s of %s: %w", headerKeyword, cmp.Or(strings.Join(path, "."), "the schema itself"), err)
+		}
+		*found = append(*found, header)
+	}
+	below := func(schema []byte, step string, reachable bool) error {
+		return findParamHeaders(schema, append(path[:len(path):len(path)], step), reachable, found)
+	}
+	for _, keyword := range slices.Sorted(maps.Keys(members)) {
+		var err error
+		switch {
+		case slices.Contains(schemaMaps, keyword):
+			var schemas map[string]json.RawMessage
+			_ = json.Unmarshal(members[keyword], &schemas) // other values contain no schemas
+			for _, name := range slices.Sorted(maps.Keys(schemas)) {
+				err = cmp.Or(err, below(schemas[name], name, reachable && keyword == "properties"))
+			}
+		case slices.Contains(schemaLists, keyword):
+			var schemas []json.RawMessage
+			if json.Unmarshal(members[keyword], &schemas) != nil {
+				schemas = []json.RawMessage{members[keyword]}
+			}
+			for _, schema := range schemas {
+				err = cmp.Or(err, below(schema, keyword, false))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxSchemaDepth is the maximum depth of a schema with annotations. Each level is parsed once more.
+const maxSchemaDepth = 64
+
+// JSON Schema keywords whose values are schemas by name, and those whose values are one schema or a
+// list of them.
+var (
+	schemaMaps  = []string{"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+	schemaLists = []string{
+		"items", "prefixItems", "additionalItems", "contains", "unevaluatedItems",
+		"additionalProperties", "unevaluatedProperties", "propertyNames",
+		"allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+	}
+)
+
+// readParamHeader reads the annotation of a property.
+func readParamHeader(annotation, schemaType []byte, path []string, reachable bool) (paramHeader, error) {
+	var name, valueType string
+	switch {
+	case !reachable || len(path) == 0:
+		return paramHeader{}, errors.New("only properties below \"properties\" can have it")
+	case json.Unmarshal(annotation, &name) != nil || !isToken(name):
+		return paramHeader{}, errors.New("not a valid header name")
+	case json.Unmarshal(schemaType, &valueType) != nil ||
+		!slices.Contains([]string{"string", "integer", "boolean"}, valueType):
+		return paramHeader{}, errors.New("the type of the property is not string, integer or boolean")
+	}
+	return paramHeader{path, name, valueType == "integer"}, nil
+}
+
+// isToken reports whether a name is a valid header name.
+func isToken(name string) bool {
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
+		default:
+			return false
+		}
+	}
+	return name != ""
+}
+
+// Set sets the headers that repeat the arguments of a tools/call, and removes all others of their
+// kind.
+func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
+	maps.DeleteFunc(header, func(name string, _ []string) bool {
+		return len(name) >= len(paramPrefix) && strings.EqualFold(name[:len(paramPrefix)], paramPrefix)
+	})
+	if !m.Is(jsonrpc.Method, "tools/call") {
+		return
+	}
+	given := newArguments(m)
+	for _, h := range p[m.Text(jsonrpc.Name)] {
+		if value, repeated := given.text(h.path); repeated {
+			header.Set(paramPrefix+h.name, HeaderText(value))
+		}
+	}
+}
+
+// SetOnly sets the headers that repeat arguments for which match returns true, and leaves all
+// others unchanged.
+func (p ParamHeaders) SetOnly(header http.Header, m *jsonrpc.Message, match func(argument string) bool) {
+	given := newArguments(m)
+	for _, h := range p[m.Text(jsonrpc.Name)] {
+		if !match(h.path[0]) {
+			continue
+		}
+		header.Del(paramPrefix + h.name)
+		if value, repeated := given.text(h.path); repeated {
+			header.Set(paramPrefix+h.name, HeaderText(value))
+		}
+	}
+}
+
+// Check checks that the headers of a tools/call repeat its arguments.
+func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
+	given := newArguments(m)
+	for _, h := range p[m.Text(jsonrpc.Name)] {
+		value, repeated := given.text(h.path)
+		values := header.Values(paramPrefix + h.name)
+		if !repeated && len(values) == 0 {
+			continue
+		}
+		text, ok := decodeHeaderText(header.Get(paramPrefix + h.name))
+		if !ok || len(values) != 1 || !repeated || text != value && !(h.integer && sameNumber(text, value)) {
+			return jsonrpc.HeaderMismatch(
+				fmt.Sprintf("%s%s and the argument %s differ", paramPrefix, h.name, strings.Join(h.path, ".")))
+		}
+	}
+	return nil
+}
+
+// arguments are the arguments of a tools/call. Each object is parsed once, regardless of the number
+// of headers that repeat its members: there may be very many of both.
+type arguments struct {
+	raw     []byte
+	members map[string]json.RawMessage // of raw; nil until read, and if raw is not an object
+	read    bool
+	objects map[string]*arguments // nested objects by name
+}
+
+func newArguments(m *jsonrpc.Message) *arguments {
+	return &arguments{raw: m.Literal(jsonrpc.Arguments)}
+}
+
+// member returns the value of a member; nil if it is missing.
+func (a *arguments) member(name string) *arguments {
+	if !a.read {
+		a.read, a.objects = true, map[string]*arguments{}
+		_ = json.Unmarshal(a.raw, &a.members) // stays empty if raw is not an object
+	}
+	raw, ok := a.members[name]
+	if below := a.objects[name]; below != nil || !ok {
+		return below
+	}
+	a.objects[name] = &arguments{raw: raw}
+	return a.objects[name]
+}
+
+// text returns an argument of a simple type as a header value.
+func (a *arguments) text(path []string) (string, bool) {
+	for _, name := range path {
+		if a = a.member(name); a == nil {
+			return "", false
+		}
+	}
+	var value any
+	decoder := json.NewDecoder(bytes.NewReader(a.raw))
+	decoder.UseNumber()
+	if decoder.Decode(&value) != nil {
+		return "", false
+	}
+	switch v := value.(type) {
+	case string:
+		return v, true
+	case bool:
+		return strconv.FormatBool(v), true
+	case json.Number:
+		return decimal(v.String()), true
+	}
+	return "", false
+}
+
+// decimal returns a whole number in decimal notation: 4.2e1 is 42. Other numbers stay unchanged.
+func decimal(number string) string {
+	if whole, ok := wholeNumber(number); ok {
+		return whole.String()
+	}
+	return number
+}
+
+// sameNumber reports whether two texts are the same whole number, such as 42 and 42.0.
+func sameNumber(a, b string) bool {
+	x, ok := wholeNumber(a)
+	y, same := wholeNumber(b)
+	return ok && same && x.Cmp(y) == 0
+}
+
+// wholeNumber parses a whole number. Its size is limited to what all JSON implementations can
+// represent.
+func wholeNumber(number string) (*big.Int, bool) {
+	const digits = 32
+	if f, err := strconv.ParseFloat(number, 64); len(number) > digits || err != nil || f >= 1e16 || f <= -1e16 {
+		return nil, false
+	}
+	r, ok := new(big.Rat).SetString(number)
+	if !ok || !r.IsInt() {
+		return nil, false
+	}
+	return r.Num(), true
 }

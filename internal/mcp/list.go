@@ -1,8 +1,11 @@
 package mcp
 
 import (
+	"encoding/base64"
+	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -175,4 +178,215 @@ func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {
 		}
 	}
 	return edits
+}
+
+// ListKinds describe the kinds of lists.
+var ListKinds = [ListKindCount]struct {
+	Method  string    // method that lists
+	Member  string    // member of the result
+	Needs   Abilities // capability of servers that have the list
+	Changes Abilities // capability of servers that announce changes
+	Notice  string    // method of that notification
+	Target  TargetKind
+}{
+	Tools:   {"tools/list", "tools", HasTools, ToolsChange, "notifications/tools/list_changed", Tool},
+	Prompts: {"prompts/list", "prompts", HasPrompts, PromptsChange, "notifications/prompts/list_changed", Prompt},
+	Resources: {
+		"resources/list", "resources", HasResources, ResourcesChange, "notifications/resources/list_changed", Resource,
+	},
+	Templates: {
+		"resources/templates/list", "resourceTemplates", HasResources, ResourcesChange,
+		"notifications/resources/list_changed", Resource,
+	},
+	Tasks: {"tasks/list", "tasks", HasTasks, 0, "", Anything},
+	// Skills consist of resources.
+	Skills: {"skills/list", "skills", HasSkills, 0, "notifications/resources/list_changed", Resource},
+}
+
+// ListKindOf returns the kind of list that a method returns.
+func ListKindOf(method string) (ListKind, bool) {
+	for k := range ListKinds {
+		if ListKinds[k].Method == method {
+			return ListKind(k), true
+		}
+	}
+	return 0, false
+}
+
+// Abilities are the capabilities of a server that decisions depend on.
+type Abilities uint16
+
+// Abilities of servers.
+const (
+	HasTools Abilities = 1 << iota
+	HasPrompts
+	HasResources
+	HasLogging
+	HasCompletions
+	HasTasks
+	CanSubscribe
+	ToolsChange
+	PromptsChange
+	ResourcesChange
+	HasSkills
+	NotifiesTasks // sends task notifications on request, with the tasks extension
+)
+
+var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
+	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged",
+	`extensions.io\.modelcontextprotocol/skills`, TasksPath)
+
+// AbilitiesOf parses capabilities. An empty object is a capability, too (A4).
+func AbilitiesOf(capabilities []byte) (abilities Abilities) {
+	_ = abilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.BeginObject || v.Kind == jsonspan.True {
+			abilities |= 1 << path
+		}
+	})
+	return abilities
+}
+
+// LongestURI is the maximum length of a URI that is remembered, in bytes.
+const LongestURI = 8 << 10
+
+var errCursor = errors.New("the cursor is not from this list")
+
+// Cursor returns the cursor for the page of a list that begins at offset.
+func Cursor(offset int) string {
+	text := append([]byte(nil), `{"offset":`...)
+	text = strconv.AppendInt(text, int64(offset), 10)
+	return base64.RawURLEncoding.EncodeToString(append(text, '}'))
+}
+
+var cursorPaths = jsonspan.CompilePaths("offset")
+
+// ParseCursor returns the offset in a cursor. It can be beyond the end of the list, which may have
+// become shorter. Any variant of base64 is accepted.
+func ParseCursor(cursor string) (offset int, err error) {
+	text, err := decodeBase64(cursor)
+	if err != nil {
+		return 0, errCursor
+	}
+	var literal []byte
+	err = cursorPaths.Find(text, func(_ int, v jsonspan.Value) {
+		literal = text[v.Start:v.End]
+	})
+	if err != nil {
+		return 0, errCursor
+	}
+	// One bit less than an int: no sign.
+	n, err := strconv.ParseUint(string(literal), 10, strconv.IntSize-1)
+	if err != nil {
+		return 0, errCursor
+	}
+	return int(n), nil
+}
+
+// Annotations describe the effects of a tool. They are hints: a server may be wrong, or lie.
+type Annotations uint8
+
+// Annotations of tools.
+const (
+	ReadOnly    Annotations = 1 << iota // changes nothing
+	Destructive                         // may change or remove existing data, not only add to it
+	Idempotent                          // repeating a call has no further effect
+	OpenWorld                           // interacts with the outside world, as a web search does
+)
+
+// Unannotated are the defaults of the specification, for a tool without annotations.
+const Unannotated = Destructive | OpenWorld
+
+// annotationNames are the names of annotations in rules, and in definitions of tools.
+var annotationNames = []struct {
+	bit        Annotations
+	name, hint string
+}{
+	{ReadOnly, "read_only", "readOnlyHint"},
+	{Destructive, "destructive", "destructiveHint"},
+	{Idempotent, "idempotent", "idempotentHint"},
+	{OpenWorld, "open_world", "openWorldHint"},
+}
+
+// ParseAnnotation returns the annotation with a name in rules.
+func ParseAnnotation(name string) (a Annotations, ok bool) {
+	for _, known := range annotationNames {
+		if known.name == name {
+			return known.bit, true
+		}
+	}
+	return 0, false
+}
+
+// AnnotationNames returns the names of annotations in rules.
+func AnnotationNames() (names []string) {
+	for _, a := range annotationNames {
+		names = append(names, a.name)
+	}
+	return names
+}
+
+// Hint returns the name of one annotation in definitions of tools.
+func (a Annotations) Hint() string {
+	for _, known := range annotationNames {
+		if known.bit == a {
+			return known.hint
+		}
+	}
+	return ""
+}
+
+// Hints calls f for each annotation, by its name in definitions of tools.
+func (a Annotations) Hints(f func(hint string, on bool)) {
+	for _, known := range annotationNames {
+		f(known.hint, a&known.bit != 0)
+	}
+}
+
+// String returns the names of the set annotations.
+func (a Annotations) String() string {
+	var set []string
+	for _, known := range annotationNames {
+		if a&known.bit != 0 {
+			set = append(set, known.name)
+		}
+	}
+	return strings.Join(set, " ")
+}
+
+// ReadAnnotations reads the annotations in the definition of a tool. The defaults of the
+// specification apply to those that are missing or not boolean, and to all of them if the
+// definition is ambiguous.
+func ReadAnnotations(tool []byte) Annotations {
+	var object []byte
+	for m := range jsonspan.Members(tool) {
+		if m.Key != "annotations" {
+			continue
+		}
+		if object != nil {
+			return Unannotated
+		}
+		object = tool[m.Value.Start:m.End]
+	}
+	a, seen := Unannotated, Annotations(0)
+	for m := range jsonspan.Members(object) {
+		for _, known := range annotationNames {
+			if m.Key != known.hint {
+				continue
+			}
+			if seen&known.bit != 0 {
+				return Unannotated
+			}
+			seen |= known.bit
+			switch string(object[m.Value.Start:m.End]) {
+			case "true":
+				a |= known.bit
+			case "false":
+				a &^= known.bit
+			}
+		}
+	}
+	if a&ReadOnly != 0 {
+		a &^= Destructive // has no meaning for tools that change nothing
+	}
+	return a
 }

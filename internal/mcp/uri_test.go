@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -254,6 +255,120 @@ func FuzzParseURI(f *testing.F) {
 			}
 			if s, u, err := ParseURI(ResourceURI(server, uri)); s != server || u != uri || err != nil {
 				t.Errorf("%q and %q became %q, %q, %v after a round trip", server, uri, s, u, err)
+			}
+		}
+	})
+}
+
+func TestMatchTemplate(t *testing.T) {
+	tests := []struct {
+		template  string
+		fits      []string
+		fitsNever []string
+	}{
+		{"x://{a}", []string{"x://1", "x://", "x://a%2Fb", "x://é"}, []string{"x://1/2", "x://1?q", "x://1#f", "X://1",
+			"x:/1", "y://1"}},
+		{"x://{a}/b", []string{"x://1/b"}, []string{"x://1/2/b", "x://1/b/", "x://1"}},
+		{"x://{a}.{b}", []string{"x://1.2", "x://1.2.3"}, []string{"x://1"}},
+		{"x:///{+path}", []string{"x:///a/b", "x:///a?q#f", "x:///a\nb"}, []string{"x://a"}},
+		{"x://a{/b*}", []string{"x://a", "x://a/1/2"}, []string{"x://a1", "x://a/1?q"}},
+		{"x://a{?q,r}", []string{"x://a", "x://a?q=1&r=2"}, []string{"x://a&q=1", "x://a?q=1#f"}},
+		{"x://a?k=1{&q}", []string{"x://a?k=1", "x://a?k=1&q=2"}, []string{"x://a?k=1q"}},
+		{"x://a{#f}", []string{"x://a", "x://a#1/2"}, []string{"x://a1"}},
+		{"x://a{.b}{;c}", []string{"x://a", "x://a.b;c=1"}, []string{"x://a/b"}},
+		{"x:{a}b{/c}", []string{"x:1b2b/3", "x:b"}, []string{"x:1b2"}},
+		{"x:" + strings.Repeat("{a}", maxExpressions+1), nil, []string{"x:"}},
+		{"x:{+a}", []string{"x:" + strings.Repeat("a", longestMatched-2)},
+			[]string{"x:" + strings.Repeat("a", longestMatched)}},
+		{"x://(a)*{b:3}", []string{"x://(a)*123"}, []string{"x://a123"}},
+		{"x://fixed", nil, []string{"x://fixed"}},
+		{"{+all}", nil, []string{"x://1", "{+all}"}},
+		{"{scheme}://a", nil, []string{"x://a"}},
+		{"x://{a", nil, []string{"x://a", "x://{a"}},
+		{"x://{}", nil, []string{"x://", "x://{}"}},
+		{"x://{a}" + strings.Repeat("b", maxTemplate), nil, []string{"x://a" + strings.Repeat("b", maxTemplate)}},
+	}
+	for _, tt := range tests {
+		for _, uri := range tt.fits {
+			if !MatchTemplate(tt.template, uri) {
+				t.Errorf("%q does not match %q", uri, tt.template)
+			}
+		}
+		for _, uri := range tt.fitsNever {
+			if MatchTemplate(tt.template, uri) {
+				t.Errorf("%q matches %.40q", uri, tt.template)
+			}
+		}
+	}
+}
+
+func FuzzMatchTemplate(f *testing.F) {
+	for _, seed := range [][3]string{{"x://{a}", "1", "x://1"}, {"x://{+a}{?b}", "a/b", "x://"},
+		{"x:{a}(*{b}\\", "[", "x:"}, {"{a}", "x:", "x:"}, {"x:{", "}", "x:{"}} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	f.Fuzz(func(t *testing.T, template, value, uri string) {
+		beginning, _, _ := strings.Cut(template, "{")
+		if MatchTemplate(template, uri) && (!strings.HasPrefix(uri, beginning) || !strings.Contains(beginning, ":")) {
+			t.Fatalf("%q matches %q", uri, template)
+		}
+		// An expansion of a template matches it.
+		if strings.ContainsAny(value, "/?#") || strings.ContainsAny(template, "{}") || !strings.Contains(template, ":") ||
+			len(template)+len(value) > longestMatched-10 {
+			return
+		}
+		for _, made := range [][2]string{{template + "{a}", template + value}, {template + "{+a}/b", template + value + "/b"},
+			{template + "{/a*}", template + "/" + value}, {template + "{?a}", template + "?a=" + value}} {
+			if !MatchTemplate(made[0], made[1]) {
+				t.Fatalf("%q does not match %q", made[1], made[0])
+			}
+		}
+	})
+}
+
+func TestMentions(t *testing.T) {
+	for text, want := range map[string][]string{
+		"":                                      nil,
+		"Read docs://intro first.":              {"docs://intro"},
+		"See docs://a, docs://b; docs://c/d?":   {"docs://a", "docs://b", "docs://c/d"},
+		"(ui://app/x.html), `file:///a b`":      {"ui://app/x.html", "file:///a"},
+		"<docs://a> \"docs://b\" [c](docs://d)": {"docs://a", "docs://b", "docs://d"},
+		"é世docs://é/世。 x":                       {"docs://é/世。"},
+		"db://x{table}":                         {"db://x"},
+		"://none a:// ://":                      nil,
+		"a1+.-://x":                             {"a1+.-://x"},
+		"mailto:a@b":                            nil,
+		"long://" + strings.Repeat("x", 2000):   nil,
+	} {
+		got := Mentions(text)
+		if got != strings.Join(want, "\n") {
+			t.Errorf("%.40q: got %q, want %q", text, got, want)
+		}
+		for _, uri := range want {
+			if !IsMentioned(got, uri) || IsMentioned(got, uri[:len(uri)-1]) {
+				t.Errorf("%q: %q", uri, got)
+			}
+		}
+		if IsMentioned(got, "") || IsMentioned(got, got+"\n") {
+			t.Errorf("%q", got)
+		}
+	}
+	if all := strings.Split(Mentions(strings.Repeat("x://y ", 1000)), "\n"); len(all) != maxMentions {
+		t.Errorf("%d", len(all))
+	}
+}
+
+func FuzzMentions(f *testing.F) {
+	f.Add("Read docs://intro, and (x://y).")
+	f.Add("é://x \xff://y")
+	f.Fuzz(func(t *testing.T, text string) {
+		mentions := Mentions(text)
+		if len(mentions) > maxMentions*(longestMention+1) {
+			t.Fatalf("%d bytes", len(mentions))
+		}
+		for uri := range strings.SplitSeq(mentions, "\n") {
+			if uri != "" && (!strings.Contains(text, uri) || !IsMentioned(mentions, uri) || slices.Contains([]byte(uri), ' ')) {
+				t.Fatalf("mention %q in %q", uri, text)
 			}
 		}
 	})

@@ -11,9 +11,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/focus"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
 // A Reader handles calls of the tool and reads of the resource for one client.
@@ -183,4 +186,117 @@ func failure(reason string) []byte {
 		Content []content `json:"content"`
 		IsError bool      `json:"isError"`
 	}{[]content{{"text", reason}}, true})
+}
+
+// ToolName is the name of the tool.
+const ToolName = "recover_observation"
+
+// Tool is the descriptor of the tool, as tools/list has it.
+var Tool = []byte(`{"name":"recover_observation",` +
+	`"title":"Recover a cut tool result",` +
+	`"description":"Reads back text that was cut out of an earlier tool result. The middle of a long one became a ` +
+	`marker such as \"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ` +
+	`...\". Placeholders of old results may have an id, too. ` +
+	`Call this with that id and one of\n` +
+	`- goal: what you look for, in words. Returns the lines that matter for it, numbered, and says which lines were ` +
+	`left out. Prefer this.\n` +
+	`- query: a jq expression, if the original is JSON.\n` +
+	`- pattern: a regular expression. Returns the lines that match, with those around them.\n` +
+	`- a range, to read it unchanged: start_line and end_line, or start_char and end_char. The marker left out the ` +
+	`characters from head to original_chars-tail.\n` +
+	`With a range, goal and pattern search only that. An answer that is cut says how to continue. ` +
+	`Originals are kept for a limited time. If one is gone, call its tool again.",` +
+	`"inputSchema":{"type":"object","properties":{` +
+	`"id":{"type":"string","description":"Such as: obs_4kXbZ0aQe7."},` +
+	`"goal":{"type":"string","maxLength":1000,"description":"Such as: why the login test fails."},` +
+	`"ratio":{"type":"number","minimum":0,"maximum":1,"description":"With goal: minimum share of lines to ` +
+	`leave out."},` +
+	`"max_chars":{"type":"integer","minimum":1,"description":"Maximum length of the answer."},` +
+	`"query":{"type":"string","maxLength":1000,"description":"Such as: .items[] | select(.state==\"open\") | ` +
+	`{id,title}. It cannot define functions or assign. JSON lines are read as one array."},` +
+	`"pattern":{"type":"string","maxLength":1000,"description":"RE2 syntax, for each line: (?i) ignores case; no ` +
+	`lookarounds, no backreferences."},` +
+	`"context_lines":{"type":"integer","minimum":0,"maximum":20,"default":2,"description":"With pattern: lines to ` +
+	`show before and after each match."},` +
+	`"max_matches":{"type":"integer","minimum":1,"maximum":200,"default":20,"description":"With pattern: maximum ` +
+	`number of matching lines."},` +
+	`"start_line":{"type":"integer","minimum":1,"description":"First line, from 1."},` +
+	`"end_line":{"type":"integer","minimum":1,"description":"Last line, included."},` +
+	`"start_char":{"type":"integer","minimum":0,"default":0,"description":"First character, from 0."},` +
+	`"end_char":{"type":"integer","minimum":0,"description":"The character to stop before."}` +
+	`},"required":["id"],"additionalProperties":false},` +
+	`"annotations":{"title":"Recover a cut tool ` +
+	`result","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`)
+
+// Template is the descriptor of the resource, as resources/templates/list has it.
+var Template = []byte(`{"uriTemplate":"proxy://observation/{id}",` +
+	`"name":"observation",` +
+	`"title":"Cut tool result",` +
+	`"description":"The whole of a text that was cut out of a tool result, by the id in the marker that was left in ` +
+	`its place.",` +
+	`"mimeType":"text/plain"}`)
+
+// focus returns the lines relevant to a goal, or the beginning of the range if they cannot be
+// found.
+func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) []byte {
+	limit := r.MaxChars
+	if limit <= 0 {
+		limit = a.end - a.start
+	}
+	before, text := excerpt(body, 0, a.start), excerpt(body, a.start, a.end)
+	cutter := focus.Cutter{Goal: a.goal, MaxChars: limit, Ratio: a.ratio, FirstLine: 1 + lineBreaks(before)}
+	m := meta{Total: total, Start: &a.start, End: &a.end, Focused: true}
+	note := fmt.Sprintf("[the parts of characters %d to %d of %d that match the goal; to read ", a.start, a.end, total)
+	if short, ok := cutter.Value(ctx, []byte(text)); ok && a.ratio == 0 {
+		return success(m, string(short), note+"the rest, use query]")
+	}
+	if short, _, ok := cutter.Lines(ctx, text); ok {
+		return success(m, short, note+"omitted lines, use start_line and end_line]")
+	}
+	return r.part(a, body, total, "not cut by goal, this is the beginning; ")
+}
+
+// excerpt returns characters of the body of a JSON string, decoded.
+func excerpt(body []byte, start, end int) string {
+	body = body[jsonspan.Advance(body, start):]
+	body = body[:jsonspan.Advance(body, end-start)]
+	return string(jsonspan.AppendText(nil, body))
+}
+
+// findLines converts a range of lines to characters.
+func (a *arguments) findLines(text string) error {
+	first := max(a.firstLine, 1)
+	from := skipLines(text, first-1)
+	if from == len(text) && first > 1 {
+		return fmt.Errorf("start_line (%d) is beyond the end: the original has %d lines", first, prune.CountLines(text))
+	}
+	a.firstLine, a.lines = first, prune.CountLines(text)
+	if a.endLine == 0 || a.endLine > a.lines {
+		a.endLine = a.lines
+	}
+	to := from + skipLines(text[from:], a.endLine-first+1)
+	a.start = utf8.RuneCountInString(text[:from])
+	a.end = a.start + utf8.RuneCountInString(text[from:to])
+	return nil
+}
+
+// skipLines returns the position after n lines, or the end of the text. Lines end with LF, CRLF or
+// CR, as everywhere where lines are counted for the model.
+func skipLines(text string, n int) (at int) {
+	for ; n > 0; n-- {
+		end := strings.IndexAny(text[at:], "\r\n")
+		if end < 0 {
+			return len(text)
+		}
+		at += end + 1
+		if strings.HasSuffix(text[:at], "\r") && strings.HasPrefix(text[at:], "\n") {
+			at++
+		}
+	}
+	return at
+}
+
+// lineBreaks returns the number of line ends in a text.
+func lineBreaks(text string) int {
+	return strings.Count(text, "\n") + strings.Count(text, "\r") - strings.Count(text, "\r\n")
 }

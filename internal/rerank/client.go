@@ -1,9 +1,18 @@
+// Package rerank asks a reranker, a model behind HTTP, how relevant each line of a text is to a
+// goal.
+//
+// [Sample] selects the lines to send, [Wire] is the format of requests, and [Client] sends them
+// once. Responses come in many shapes (answer.go).
+//
+// The key goes only to the endpoint: redirects are not followed, and errors quote neither a
+// response nor more of the endpoint's URL than its host.
 package rerank
 
 import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -279,4 +288,48 @@ func proxy(r *http.Request) (*url.URL, error) {
 		return nil, errProxy
 	}
 	return proxy, nil
+}
+
+// A Wire is a format of requests.
+type Wire int
+
+const (
+	// Queries is {"queries":["<goal>"],"documents":[…]}, DeepInfra's format.
+	Queries Wire = iota
+
+	// Query is {"query":"<goal>","documents":[…],"model":"<model>"}, the format of Cohere, Jina and
+	// compatible servers.
+	Query
+)
+
+// request returns the body of a request, without HTML escapes.
+func (w Wire) request(model, goal string, documents []string) ([]byte, error) {
+	var body any = struct {
+		Queries   []string `json:"queries"`
+		Documents []string `json:"documents"`
+	}{[]string{goal}, documents}
+	if w == Query {
+		body = struct {
+			Query     string   `json:"query"`
+			Documents []string `json:"documents"`
+			Model     string   `json:"model,omitempty"`
+		}{goal, documents, model}
+	}
+	var b bytes.Buffer
+	encoder := json.NewEncoder(&b)
+	encoder.SetEscapeHTML(false)
+	err := encoder.Encode(body)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// Sample returns the indexes of the lines to send if there are n lines and at most limit can be
+// sent. If that is not all lines, they are spread evenly, and include the first line and, unless
+// limit is 1, the last.
+func Sample(n, limit int) []int {
+	limit = max(0, min(n, limit))
+	chosen := make([]int, limit)
+	for i := 1; i < limit; i++ {
+		chosen[i] = i * (n - 1) / (limit - 1)
+	}
+	return chosen
 }

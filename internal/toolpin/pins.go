@@ -10,8 +10,10 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -319,4 +321,191 @@ func later(at, after time.Time) time.Time {
 		return at
 	}
 	return after.Add(time.Second)
+}
+
+// Merge merges the pins that other replicas have saved into p. Each tool then has one pin: an
+// accepted pin replaces one that was only seen, the later of two accepted pins wins, and of two
+// that were only seen the saved one wins. A definition that the server shows to this replica counts
+// as a change if it is not the pinned one. Tools that only one side has stay, unless the whole
+// server was accepted later.
+//
+// Merge reports whether tools may now be shown or withheld that were not before. Afterwards p saves
+// the union of both sides, so that replicas that merge it get the same. Pins that were lost are
+// restored. With an error, p stays unchanged.
+func (p *Pins) Merge(data []byte) (changed bool, err error) {
+	theirs, err := decodePins(data)
+	if err != nil {
+		return false, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lost {
+		p.lost, p.fullSince, changed = false, time.Time{}, true
+		p.version++
+	}
+	if theirs.acceptedAt.After(p.acceptedAt) {
+		p.dropBefore(theirs.acceptedAt)
+		changed = true
+	}
+	for tool, their := range theirs.tools {
+		if their.seen[0].at.Before(p.acceptedAt) {
+			continue
+		}
+		t := p.tools[tool]
+		switch {
+		case t == nil:
+			t = p.pin(tool, their.seen[0])
+			if t == nil {
+				continue // it counts as changed
+			}
+			t.accepted, t.withoutMeta = their.accepted, their.withoutMeta
+		case t.isBetterThan(their) || t.equals(their):
+			continue
+		default:
+			changed = p.repin(t, their) || changed
+		}
+		p.version++
+	}
+	return changed, nil
+}
+
+// IsEmpty reports whether p has nothing that others could merge: nothing is pinned, or the pins are
+// lost.
+func (p *Pins) IsEmpty() bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.lost || len(p.tools) == 0 && p.acceptedAt.IsZero()
+}
+
+// dropBefore drops pins from before the whole server was accepted. The caller holds the lock.
+func (p *Pins) dropBefore(at time.Time) {
+	p.acceptedAt, p.fullSince = at, time.Time{}
+	for tool, t := range p.tools {
+		if t.seen[0].at.Before(at) {
+			p.nameBytes -= len(tool)
+			p.textBytes -= len(t.before) + len(t.after)
+			delete(p.tools, tool)
+		}
+	}
+	p.version++
+}
+
+// isBetterThan reports whether a pin wins over another one of the same tool.
+func (t *pin) isBetterThan(other *pin) bool {
+	at, otherAt := t.seen[0].at, other.seen[0].at
+	switch {
+	case t.accepted != other.accepted:
+		return t.accepted
+	case t.accepted:
+		return at.After(otherAt)
+	}
+	return other.withoutMeta && !t.withoutMeta && at.Equal(otherAt) // the same pin, updated to the new format
+}
+
+// equals reports whether two pins are the same once they are saved.
+func (t *pin) equals(other *pin) bool {
+	return t.seen[0].sum == other.seen[0].sum && t.seen[0].at.Equal(other.seen[0].at) &&
+		t.accepted == other.accepted && t.withoutMeta == other.withoutMeta
+}
+
+// repin replaces the pinned definition of a tool by that of another pin. It reports whether that
+// may change whether the tool counts as changed. The caller holds the lock.
+func (p *Pins) repin(t, other *pin) (changed bool) {
+	pinned, latest, text := other.seen[0], t.seen[t.latest], t.after
+	if t.latest == 0 {
+		text = t.before
+	}
+	t.accepted, t.withoutMeta = other.accepted, other.withoutMeta
+	if t.seen[0].sum == pinned.sum {
+		t.seen[0].at = pinned.at
+		return false
+	}
+	p.textBytes -= len(t.before) + len(t.after)
+	t.seen, t.latest, t.before, t.after = []definition{pinned}, 0, nil, nil
+	switch {
+	case latest.raw == digest{}: // not seen on this replica yet
+		return false
+	case latest.sum == pinned.sum:
+		t.seen[0].raw, t.before = latest.raw, text
+	default:
+		if t.withoutMeta {
+			latest.raw = digest{} // forces Observe to compare it again
+		}
+		t.seen, t.latest, t.after = append(t.seen, latest), 1, text
+	}
+	p.textBytes += len(text)
+	return true
+}
+
+// format is the version of saved pins. The first format ignored the _meta of tools. Its digests are
+// used until a definition is seen that matches one.
+const format = 2
+
+type saved struct {
+	Format     int         `json:"format"`
+	Tools      []savedTool `json:"tools"`
+	AcceptedAt time.Time   `json:"began,omitzero"`
+}
+
+type savedTool struct {
+	Tool      string    `json:"tool"`
+	Hash      string    `json:"hash"`
+	FirstSeen time.Time `json:"first_seen"`
+
+	WithoutMeta bool `json:"without_meta,omitempty"` // the hash has the first format
+	Accepted    bool `json:"accepted,omitempty"`
+}
+
+// MarshalJSON returns the pins in a stable order. Changes that were not accepted are not saved,
+// because they will be seen again.
+func (p *Pins) MarshalJSON() ([]byte, error) {
+	p.mu.RLock()
+	file := saved{Format: format, Tools: []savedTool{}, AcceptedAt: p.acceptedAt}
+	for tool, t := range p.tools {
+		file.Tools = append(file.Tools, savedTool{tool, t.seen[0].sum.String(), t.seen[0].at, t.withoutMeta, t.accepted})
+	}
+	p.mu.RUnlock()
+	slices.SortFunc(file.Tools, func(a, b savedTool) int { return cmp.Compare(a.Tool, b.Tool) })
+	return json.Marshal(file)
+}
+
+// UnmarshalJSON replaces all pins with those that [Pins.MarshalJSON] returned. With an error, p
+// stays unchanged.
+func (p *Pins) UnmarshalJSON(data []byte) error {
+	loaded, err := decodePins(data)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.tools, p.nameBytes, p.textBytes = loaded.tools, loaded.nameBytes, 0
+	p.fullSince, p.lost, p.acceptedAt = time.Time{}, false, loaded.acceptedAt
+	p.version++
+	return nil
+}
+
+// decodePins decodes saved pins.
+func decodePins(data []byte) (*Pins, error) {
+	var file saved
+	if err := json.Unmarshal(data, &file); err != nil {
+		return nil, fmt.Errorf("read pinned tools: %w", err)
+	}
+	if file.Format != 1 && file.Format != format {
+		return nil, fmt.Errorf("read pinned tools: format is %d, but this version reads only 1 to %d", file.Format, format)
+	}
+	loaded := &Pins{acceptedAt: file.AcceptedAt}
+	for _, tool := range file.Tools {
+		sum, err := hex.DecodeString(tool.Hash)
+		if err != nil || len(sum) != sha256.Size {
+			return nil, fmt.Errorf("read pinned tools: hash of %q is not a SHA-256 hash", tool.Tool)
+		}
+		d := definition{sum: digest(sum), at: tool.FirstSeen}
+		// Tools beyond the limits are not pinned and count as changed.
+		if loaded.tools[tool.Tool] == nil {
+			if t := loaded.pin(tool.Tool, d); t != nil {
+				t.withoutMeta, t.accepted = tool.WithoutMeta || file.Format == 1, tool.Accepted
+			}
+		}
+	}
+	return loaded, nil
 }

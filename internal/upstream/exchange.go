@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
@@ -491,9 +492,6 @@ func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 	return failure
 }
 
-// Interface guard
-var _ Handler = (*Exchange)(nil)
-
 // A readerReply writes the response to a Reader of the aggregate.
 type readerReply struct {
 	*streamable.Reader
@@ -550,5 +548,55 @@ func (w *readerReply) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Interface guard
-var _ reply = (*readerReply)(nil)
+// An exchangeContext is the context of a request to a server.
+type exchangeContext struct {
+	context.Context
+	x *Exchange
+}
+
+func (c *exchangeContext) Value(key any) any {
+	switch key.(type) {
+	case unlogged.SessionKey:
+		return &c.x.session
+	case stdio.OwnerKey:
+		if c.x.Kind != Aggregate { // at Aggregate, the context of the whole request has it
+			return c.x.Caller.Budget()
+		}
+	}
+	return c.Context.Value(key)
+}
+
+// An ActiveCall is a call of a client that is in progress.
+type ActiveCall struct {
+	Context context.Context // of the call
+	Cancel  context.CancelCauseFunc
+
+	Canceled atomic.Bool // the client has canceled, and the server knows
+	paused   atomic.Bool // the server ended the stream, and the gateway waits to resume it
+}
+
+// NoteCanceled records that the client has canceled the call. Its stream is not resumed.
+func (c *ActiveCall) NoteCanceled() {
+	c.Canceled.Store(true)
+	if c.paused.Load() {
+		c.Cancel(nil)
+	}
+}
+
+// pause records that the gateway waits to resume the stream. c may be nil.
+func (c *ActiveCall) pause() (end func()) {
+	if c == nil {
+		return func() {}
+	}
+	c.paused.Store(true)
+	if c.Canceled.Load() {
+		c.Cancel(nil)
+	}
+	return func() { c.paused.Store(false) }
+}
+
+// Interface guards
+var (
+	_ Handler = (*Exchange)(nil)
+	_ reply   = (*readerReply)(nil)
+)

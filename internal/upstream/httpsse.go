@@ -1,14 +1,19 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"net/http"
+	"net/url"
+	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
@@ -82,3 +87,159 @@ func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Reques
 
 // ErrNotHTTPSSE says that a server does not use HTTP+SSE.
 var ErrNotHTTPSSE = new(jsonrpc.Failure)
+
+// Servers with HTTP+SSE announce, in the first event of a GET stream, the URL to which messages are
+// posted. The gateway replaces it with a URL of its own that contains the server's, sealed. So the
+// gateway need not remember it, no other path of the server can be reached, and no other client can
+// use it.
+
+// endpointParam is the query parameter with the sealed URL.
+const endpointParam = "endpoint"
+
+// openEndpoint returns the URL in a sealed token.
+func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
+	failure := jsonrpc.InvalidRequest("unknown endpoint of this MCP server")
+	encoded, ok := b.claim(boundEndpoint, token)
+	if !ok {
+		return nil, failure
+	}
+	uri, err := base64.RawURLEncoding.DecodeString(encoded)
+	if err != nil {
+		return nil, failure
+	}
+	u, err := url.ParseRequestURI(string(uri))
+	if err != nil {
+		return nil, failure
+	}
+	return u, nil
+}
+
+// sealedEndpoint returns the URL of the gateway for one of the server. It reports false if the
+// address is not a valid URL.
+func (x *Exchange) sealedEndpoint(address string) (string, bool) {
+	ref, err := url.Parse(strings.TrimSpace(address))
+	if err != nil || ref.Opaque != "" {
+		return "", false
+	}
+	uri := base64.RawURLEncoding.EncodeToString([]byte(x.Server.Target.ResolveReference(ref).RequestURI()))
+	return x.Path + "?" + endpointParam + "=" + x.binding().bind(boundEndpoint, uri), true
+}
+
+// noteEndpoint records the URL to which responses to server requests are posted. It reports whether
+// the address is valid.
+func (x *Exchange) noteEndpoint(address []byte) bool {
+	ref, err := url.Parse(string(bytes.TrimSpace(address)))
+	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
+		return false
+	}
+	if x.routed != nil {
+		streamable.Direct(x.routed, x.Server.Target.ResolveReference(ref))
+	}
+	return true
+}
+
+// An endpointSealer replaces the URL in each event that announces an endpoint. All servers share
+// one origin, so an unchanged URL could belong to another server, and the client would post to
+// that.
+type endpointSealer struct {
+	events     sse.Scanner
+	fields     sse.Fields // of the event
+	held       []byte     // the event, until its kind is known
+	out        []byte
+	isEndpoint bool // the event announces an endpoint
+	forwarding bool // the beginning of the event has been forwarded
+}
+
+// longestEndpoint is how many bytes of an event are held back. A longer event is forwarded in
+// parts. If it then turns out to announce an endpoint, the stream ends.
+const longestEndpoint = 64 << 10
+
+var errInvalidEndpoint = errors.New("MCP server announced an invalid endpoint")
+
+// seal returns the bytes that can be forwarded. They are valid until the next call.
+func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bool)) (_ []byte, err error) {
+	s.out = s.out[:0]
+	s.events.Each(p, func(kind sse.Kind, part []byte) {
+		if err != nil {
+			return
+		}
+		if kind == sse.Dispatch {
+			err = s.dispatch(replace)
+			return
+		}
+		if kind == sse.Frame {
+			s.read(part)
+		}
+		s.held = append(s.held, part...)
+		if len(s.held) > longestEndpoint || s.forwarding {
+			s.forwarding = true
+			if s.isEndpoint {
+				err = errInvalidEndpoint
+				return
+			}
+			s.emit(s.held)
+			return
+		}
+		// A comment, which keeps the connection open, is not part of an event. A single line end is
+		// the rest of one.
+		if ends := part[len(part)-1] == '\n' || part[len(part)-1] == '\r'; ends && (s.held[0] == ':' || len(s.held) == 1) {
+			s.emit(s.held)
+		}
+	})
+	return s.out, err
+}
+
+// rest returns the held bytes of a body that has ended. It may not have been an event stream.
+func (s *endpointSealer) rest() []byte {
+	s.read([]byte{'\n'})
+	if s.isEndpoint {
+		return nil
+	}
+	return s.held
+}
+
+// read parses the next bytes outside of data. An event that has named an endpoint once stays one.
+func (s *endpointSealer) read(frame []byte) {
+	s.fields.Read(frame)
+	s.isEndpoint = s.isEndpoint || isEndpointEvent(s.fields.Type)
+}
+
+// isEndpointEvent reports whether an event of this name announces an endpoint. It is more lenient
+// than the standard, as some clients are.
+func isEndpointEvent(name string) bool {
+	return strings.EqualFold(strings.TrimSpace(name), endpointParam)
+}
+
+// dispatch ends an event. It replaces the URL of an endpoint.
+func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {
+	if !s.isEndpoint {
+		s.emit(s.held)
+	} else {
+		sealed, ok := replace(dataOf(s.held))
+		if !ok {
+			return errInvalidEndpoint
+		}
+		s.emit([]byte("event: " + endpointParam + "\ndata: " + sealed + "\n\n"))
+	}
+	s.fields.Reset()
+	s.isEndpoint, s.forwarding = false, false
+	return nil
+}
+
+// emit forwards bytes instead of the held ones.
+func (s *endpointSealer) emit(p []byte) {
+	s.out = append(s.out, p...)
+	s.held = s.held[:0]
+}
+
+// dataOf returns the data of an event.
+func dataOf(event []byte) string {
+	var events sse.Scanner
+	var data []byte
+	events.Each(event, func(kind sse.Kind, part []byte) {
+		if kind == sse.Data {
+			data = append(data, part...)
+		}
+	})
+	return string(data)
+}

@@ -1,11 +1,14 @@
 package mcpconsole
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,8 +16,12 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/focus"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsoncut"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
@@ -559,5 +566,245 @@ func TestServersAreKeptUpToDate(t *testing.T) {
 		if change.isEmpty() {
 			t.Errorf("%s: got no change", tt.path)
 		}
+	}
+}
+
+const formSchema = `{"inputSchema":{"required":["text","count"],"properties":{
+	"text":{"type":"string"},
+	"note":{"type":["string","null"]},
+	"count":{"type":"integer","default":3},
+	"ratio":{"type":["number","null"]},
+	"level":{"enum":["low",2,null]},
+	"dry":{"type":"boolean"},
+	"list":{"type":"array"},
+	"any":{}
+}}}`
+
+func TestFormFields(t *testing.T) {
+	arguments, open := mcpgateway.ReadToolArguments([]byte(formSchema))
+	f := newForm(arguments, open, nil)
+	var got []string
+	for _, field := range f.Fields {
+		got = append(got, field.Name+" "+field.Kind)
+	}
+	if got, want := strings.Join(got, ", "),
+		"text text, note text, count number, ratio number, level enum, dry boolean, list json, any json"; got != want ||
+		f.Open {
+		t.Errorf("%s, open: %v", got, f.Open)
+	}
+	if got := f.Fields[2].Step() + " " + f.Fields[3].Step() + " " + f.Fields[2].Example(); got != "1 any 3" {
+		t.Error(got)
+	}
+	if got := fmt.Sprint(f.Fields[4].Options()); got != `[{"low" low false} {2 2 false} {null  false}]` {
+		t.Error(got)
+	}
+}
+
+func TestFormOfManyArguments(t *testing.T) {
+	f := newForm(make([]mcpgateway.ToolArgument, maxFields+1), false, nil)
+	if len(f.Fields) != 0 || !f.Open {
+		t.Errorf("%d fields, open: %v", len(f.Fields), f.Open)
+	}
+}
+
+func TestFormFill(t *testing.T) {
+	arguments, _ := mcpgateway.ReadToolArguments([]byte(formSchema))
+	for _, tt := range []struct {
+		name    string
+		open    bool
+		entered url.Values
+		want    string // the call, or the error
+	}{
+		{"no values", false, nil, `{"tool":"","texts":{"text":""}}`},
+		{"all values", false, url.Values{
+			"argument.text": {"a\r\nb"}, "argument.note": {"n"}, "argument.count": {"7"}, "argument.level": {"2"},
+			"argument.dry": {"false"}, "argument.list": {"[1]"}, "argument.any": {`"x"`}, "token": {"no argument"},
+		}, `{"tool":"","arguments":{"any":"x","level":2},"texts":{"count":"7","dry":"false","list":"[1]","note":"n",` +
+			`"text":"a\nb"}}`},
+		{"a word instead of JSON", false, url.Values{"argument.any": {"x"}}, "any: must be JSON; put text in quotes"},
+		{"additional arguments", true, url.Values{"arguments": {` {"more":1}`}, "argument.text": {"x"}},
+			`{"tool":"","arguments":{"more":1},"texts":{"text":"x"}}`},
+		{"a closed schema", false, url.Values{"arguments": {`{"more":1}`}, "argument.text": {"x"}},
+			`{"tool":"","texts":{"text":"x"}}`},
+		{"additional arguments that are not an object", true, url.Values{"arguments": {`[]`}},
+			"arguments: must be a JSON object"},
+		{"additional arguments that are null", true, url.Values{"arguments": {`null`}}, "arguments: must be a JSON object"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f, call := newForm(arguments, tt.open, tt.entered), adminapi.ToolCall{}
+			got := ""
+			if err := f.fill(&call); err != nil {
+				got = err.Error()
+			} else if text, err := json.Marshal(call); err != nil {
+				t.Fatal(err)
+			} else {
+				got = string(text)
+			}
+			if got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+		})
+	}
+}
+
+// Arguments never have the form name of another part of the form.
+func TestFormNames(t *testing.T) {
+	f := newForm([]mcpgateway.ToolArgument{{Name: "token"}, {Name: "arguments"}, {Name: "client"}}, true, nil)
+	names := map[string]bool{"token": true, givenName: true, "client": true, "sure": true}
+	for _, field := range f.Fields {
+		names[field.FormName()] = true
+	}
+	if len(names) != 7 {
+		t.Error(slices.Sorted(maps.Keys(names)))
+	}
+}
+
+// maskText returns a text as a mask shortens it.
+func maskText(t *testing.T, text string, policy mask.Policy) string {
+	t.Helper()
+	var out bytes.Buffer
+	message, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "result": map[string]any{"text": text}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := mask.NewMasker(&out, policy)
+	if _, err := m.Write(message); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.End(); err != nil {
+		t.Fatal(err)
+	}
+	var answer struct{ Result struct{ Text string } }
+	if err := json.Unmarshal(out.Bytes(), &answer); err != nil {
+		t.Fatal(err)
+	}
+	return answer.Result.Text
+}
+
+// TestGaps uses the real masks, so that their markers and splitGaps agree.
+func TestGaps(t *testing.T) {
+	const handle = "obs_BrQOO5w4Tf"
+	policy := mask.Policy{MaxChars: 100, HeadChars: 60, TailChars: 40}
+	kept := policy
+	kept.HoldLimit, kept.Save, kept.Hint = 1<<20, func([]byte) string { return handle }, mask.DefaultHint
+	var lines strings.Builder
+	var items []int
+	for i := range 2000 {
+		fmt.Fprintf(&lines, "line %d of the log says that all is well\n", i)
+		items = append(items, i)
+	}
+	list, _ := json.Marshal(items)
+	cutList, ok := jsoncut.Cutter{MaxChars: 200, Note: " id=" + handle}.Cut(list)
+	if !ok {
+		t.Fatal("the list was not cut")
+	}
+	focused, _ := (&focus.Cutter{Goal: "line 1234", MaxChars: 1000, Handle: handle,
+		Hint: mask.DefaultHint}).Cut(t.Context(), lines.String())
+
+	for _, test := range []struct {
+		name, text   string
+		gaps         []string // ends of the descriptions of the first gaps
+		handle, left string   // handle of the first gap, and text that is kept
+	}{
+		{"a whole text", "a text", nil, "", "a text"},
+		{"no text", "", nil, "", ""},
+		{"head and tail", maskText(t, strings.Repeat("x", 5100), policy), []string{"5,000 characters are missing"}, "",
+			strings.Repeat("x", 60) + "\n"},
+		{"head and tail with a handle", maskText(t, strings.Repeat("x", 5100), kept),
+			[]string{"5,000 characters are missing"},
+			handle, "\n" + strings.Repeat("x", 40)},
+		{"items", string(cutList), []string{"of 2,000 items are missing"}, handle, ""},
+		{"lines", focused, []string{"of 2,000 lines are missing", "lines are missing"}, handle, ""},
+		{"one line", "a\n[line 7 left out]\nb", []string{"1 line is missing"}, "", "a\n"},
+		{"media", `["... [52000 characters of media left out] ..."]`, []string{"52,000 characters of media are missing"}, "",
+			`["`},
+		{"a marker with inconsistent numbers",
+			"... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ...", nil,
+			"", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ..."},
+		{"a marker with a number that is too large", "[lines 1-99999999999999999999 left out]", nil, "", ""},
+	} {
+		parts := splitGaps(test.text)
+		var found, left []string
+		var whole strings.Builder
+		first := ""
+		for _, p := range parts {
+			whole.WriteString(p.Text)
+			if p.Gap == "" {
+				left = append(left, p.Text)
+				continue
+			}
+			if len(found) == 0 {
+				first = p.Handle
+			}
+			found = append(found, p.Gap)
+		}
+		if whole.String() != test.text {
+			t.Errorf("%s: the parts join to %q, want %q", test.name, whole.String(), test.text)
+		}
+		if test.left != "" && !strings.Contains(strings.Join(left, "\x00"), test.left) {
+			t.Errorf("%s: kept %q, want %q", test.name, left, test.left)
+		}
+		if len(test.gaps) == 0 && test.left != "" && !reflect.DeepEqual(left, []string{test.left}) {
+			t.Errorf("%s: kept %q, want the whole text", test.name, left)
+		}
+		if first != test.handle {
+			t.Errorf("%s: handle %q, want %q", test.name, first, test.handle)
+		}
+		for i, want := range test.gaps {
+			if i >= len(found) || !strings.HasSuffix(found[i], want) {
+				t.Errorf("%s: gaps %q, want %q", test.name, found, test.gaps)
+				break
+			}
+		}
+	}
+}
+
+// FuzzGaps checks that splitting a text loses no part of it.
+func FuzzGaps(f *testing.F) {
+	f.Add("a ... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " +
+		"...\n[lines 1-9 left out]")
+	f.Add(`"... [298 of 300 items left out id=obs_BrQOO5w4Tf] ..."`)
+	f.Fuzz(func(t *testing.T, text string) {
+		var whole strings.Builder
+		for _, p := range splitGaps(text) {
+			whole.WriteString(p.Text)
+		}
+		if whole.String() != text {
+			t.Errorf("the parts join to %q, want %q", whole.String(), text)
+		}
+	})
+}
+
+func TestDiffJSON(t *testing.T) {
+	for _, tt := range []struct{ name, before, after, want string }{
+		{"a description", `{"name":"x","description":"old"}`, `{"name":"x","description":"new"}`,
+			" {\n   \"name\": \"x\",\n-  \"description\": \"old\"\n+  \"description\": \"new\"\n }"},
+		{"no change", `[1]`, `[1]`, " [\n   1\n ]"},
+		{"invisible characters", `"a"`, "\"a\u200b\u202e\U000e0041é\"", "-\"a\"\n+\"a\\u200b\\u202e\\udb40\\udc41é\""},
+		{"invalid JSON", `<b>`, `{}`, "-<b>\n+{}"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var lines []string
+			room := diffBudget
+			for _, line := range diffJSON(json.RawMessage(tt.before), json.RawMessage(tt.after), &room) {
+				lines = append(lines, line.Sign+line.Text)
+			}
+			if got := strings.Join(lines, "\n"); got != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+// The budget limits the lines of all diffs together: a server may change many long definitions.
+func TestDiffOfManyLines(t *testing.T) {
+	long, room := json.RawMessage("["+strings.Repeat("1,", 690)+"1]"), diffBudget
+	for i, want := range []bool{true, true, false} {
+		if diff := diffJSON(long, json.RawMessage("["+strings.Repeat("2,", 690)+"1]"), &room); (diff != nil) != want {
+			t.Errorf("%d: %d lines with a budget of %d", i, len(diff), room)
+		}
+	}
+	if diff := diffJSON(json.RawMessage(`1`), json.RawMessage(`2`), &room); len(diff) != 2 {
+		t.Errorf("a short diff has %d lines with a budget of %d, want 2", len(diff), room)
 	}
 }

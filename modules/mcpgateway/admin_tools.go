@@ -1,18 +1,27 @@
 package mcpgateway
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -157,4 +166,424 @@ func (c *adminCall) showTool() (int, any, error) {
 // an anonymous client if auth is not configured.
 func (h *Handler) mayServe(client string) bool {
 	return h.HasRules(client) || client == access.Anonymous && len(h.auth.providers) == 0
+}
+
+// A ToolArgument is an argument in the schema of a tool.
+type ToolArgument struct {
+	Name        string
+	Types       []string // JSON types; none for any
+	Required    bool
+	Description string
+	Default     json.RawMessage   // nil for none
+	Enum        []json.RawMessage // the only values; none for all
+}
+
+// ReadToolArguments returns the arguments in the definition of a tool, in its order. open reports
+// whether the tool accepts other arguments as well, which it does if its definition cannot be read.
+func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) {
+	schema := readToolSchema(definition)
+	if !schema.known {
+		return nil, true
+	}
+	var tool struct {
+		InputSchema struct {
+			Properties json.RawMessage `json:"properties"`
+			Required   []string        `json:"required"`
+		} `json:"inputSchema"`
+	}
+	_ = json.Unmarshal(definition, &tool) // members of other types are ignored
+	required := map[string]bool{}
+	for _, name := range tool.InputSchema.Required {
+		required[name] = true
+	}
+	for _, name := range memberNames(tool.InputSchema.Properties) {
+		node := schema.properties[name]
+		argument := ToolArgument{Name: name, Required: required[name]}
+		for _, t := range schema.types(&node, 0) {
+			if !slices.Contains(argument.Types, t) {
+				argument.Types = append(argument.Types, t)
+			}
+		}
+		var said struct {
+			Description string            `json:"description"`
+			Default     json.RawMessage   `json:"default"`
+			Enum        []json.RawMessage `json:"enum"`
+		}
+		_ = json.Unmarshal(schema.root.Properties[name], &said) // true and false are valid schemas
+		argument.Description, argument.Default, argument.Enum = said.Description, said.Default, said.Enum
+		arguments = append(arguments, argument)
+	}
+	return arguments, schema.open
+}
+
+// memberNames returns the names of the members of an object, in its order.
+func memberNames(object json.RawMessage) (names []string) {
+	decoder := json.NewDecoder(bytes.NewReader(object))
+	if begin, _ := decoder.Token(); begin != json.Delim('{') {
+		return nil
+	}
+	known := map[string]bool{}
+	for decoder.More() {
+		name, _ := decoder.Token()
+		text, ok := name.(string)
+		var value json.RawMessage
+		if !ok || decoder.Decode(&value) != nil {
+			break
+		}
+		if !known[text] {
+			known[text] = true
+			names = append(names, text)
+		}
+	}
+	return names
+}
+
+// A toolSchema is the input schema of a tool.
+type toolSchema struct {
+	known      bool // false if the schema cannot be read
+	open       bool // arguments other than properties are allowed
+	properties map[string]schemaNode
+	root       schemaNode
+}
+
+// A schemaNode is the part of a JSON schema that determines types.
+type schemaNode struct {
+	Type       json.RawMessage            `json:"type"` // a string or an array
+	Ref        string                     `json:"$ref"`
+	AnyOf      []schemaNode               `json:"anyOf"`
+	OneOf      []schemaNode               `json:"oneOf"`
+	AllOf      []schemaNode               `json:"allOf"`
+	Defs       map[string]schemaNode      `json:"$defs"`
+	OldDefs    map[string]schemaNode      `json:"definitions"`
+	Properties map[string]json.RawMessage `json:"properties"`
+	Additional json.RawMessage            `json:"additionalProperties"`
+	Patterns   json.RawMessage            `json:"patternProperties"`
+}
+
+// readToolSchema reads the input schema in the definition of a tool. A schema that cannot be read
+// allows everything.
+func readToolSchema(definition []byte) (s toolSchema) {
+	var tool struct {
+		InputSchema json.RawMessage `json:"inputSchema"`
+	}
+	if json.Unmarshal(definition, &tool) != nil || json.Unmarshal(tool.InputSchema, &s.root) != nil {
+		return toolSchema{}
+	}
+	s.known, s.properties = true, map[string]schemaNode{}
+	s.open = len(s.root.Patterns) > 0 || len(s.root.Additional) > 0 && string(s.root.Additional) != "false" ||
+		len(s.root.Properties) == 0 && len(s.root.Additional) == 0
+	for name, raw := range s.root.Properties {
+		var node schemaNode
+		_ = json.Unmarshal(raw, &node) // true and false are valid schemas
+		s.properties[name] = node
+	}
+	return s
+}
+
+// argument converts a text to JSON of the type that the schema requires.
+func (s *toolSchema) argument(name, text string) (json.RawMessage, error) {
+	node, has := s.properties[name]
+	if s.known && !has && !s.open {
+		return nil, s.unknownArgumentError(name)
+	}
+	types := s.types(&node, 0)
+	if len(types) == 0 || slices.Contains(types, "string") {
+		return json.Marshal(text)
+	}
+	value := bytes.TrimSpace([]byte(text))
+	if !json.Valid(value) || !slices.ContainsFunc(types, func(t string) bool { return isOfType(value, t) }) {
+		return nil, fmt.Errorf("%s: %q is not of type %s", name, mcp.Shortened(text), strings.Join(types, " or "))
+	}
+	return value, nil
+}
+
+// unknownArgumentError is the error that the tool has no such argument. It lists the arguments.
+func (s *toolSchema) unknownArgumentError(name string) error {
+	name = mcp.Shortened(name)
+	names := slices.Sorted(maps.Keys(s.properties))
+	if len(names) == 0 {
+		return fmt.Errorf("unknown argument %q: the tool has no arguments", name)
+	}
+	if near := words.Nearest(name, names); len(near) > 0 {
+		names = append(near, slices.DeleteFunc(names, func(n string) bool { return slices.Contains(near, n) })...)
+	}
+	return fmt.Errorf("unknown argument %q; the tool has: %s", name, strings.Join(names, ", "))
+}
+
+// maxSchemaDepth limits how deep nested schemas are searched for types.
+const maxSchemaDepth = 8
+
+// types returns the types that a schema allows; none for any.
+func (s *toolSchema) types(node *schemaNode, depth int) (types []string) {
+	if depth > maxSchemaDepth {
+		return nil
+	}
+	var one string
+	if json.Unmarshal(node.Type, &one) == nil && one != "" {
+		types = append(types, one)
+	} else {
+		_ = json.Unmarshal(node.Type, &types) // the type is optional
+	}
+	if named, ok := s.definition(node.Ref); ok {
+		types = append(types, s.types(&named, depth+1)...)
+	}
+	for _, nodes := range [][]schemaNode{node.AnyOf, node.OneOf, node.AllOf} {
+		for i := range nodes {
+			types = append(types, s.types(&nodes[i], depth+1)...)
+		}
+	}
+	return types
+}
+
+// definition returns the schema of a local reference.
+func (s *toolSchema) definition(ref string) (schemaNode, bool) {
+	if name, ok := strings.CutPrefix(ref, "#/$defs/"); ok {
+		node, ok := s.root.Defs[name]
+		return node, ok
+	}
+	name, _ := strings.CutPrefix(ref, "#/definitions/")
+	node, ok := s.root.OldDefs[name]
+	return node, ok
+}
+
+// isOfType reports whether a JSON value has a type of JSON schema.
+func isOfType(value []byte, name string) bool {
+	switch name {
+	case "object":
+		return value[0] == '{'
+	case "array":
+		return value[0] == '['
+	case "boolean":
+		return value[0] == 't' || value[0] == 'f'
+	case "null":
+		return value[0] == 'n'
+	case "number":
+		return value[0] == '-' || '0' <= value[0] && value[0] <= '9'
+	case "integer":
+		var n float64
+		return isOfType(value, "number") && json.Unmarshal(value, &n) == nil && n == float64(int64(n))
+	}
+	return false
+}
+
+// call calls a tool.
+func (c *adminCall) call() (int, any, error) {
+	c.action = "call"
+	var wanted adminapi.ToolCall
+	if err := c.decode(&wanted, false); err != nil {
+		return 0, nil, err
+	}
+	c.name, c.client = mcp.Shortened(wanted.Tool), mcp.Shortened(wanted.Client)
+	if wanted.Tool == "" {
+		return 0, nil, invalidRequest(errors.New("tool: missing"))
+	}
+	if wanted.Raw && wanted.Both {
+		return 0, nil, invalidRequest(errors.New("both: not allowed together with raw"))
+	}
+	timeout, err := readTimeout(wanted.Timeout)
+	if err != nil {
+		return 0, nil, err
+	}
+	h, err := c.gatewayWithTool(wanted.Tool, wanted.Client)
+	if err != nil {
+		return 0, nil, err
+	}
+	c.gateway = h.Name
+	server, known := h.gateway.ServerOf(wanted.Tool)
+	if !known {
+		return 0, nil, h.unknownServerError(wanted.Tool)
+	}
+	c.server = server
+	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
+	o.Patience, o.Raw, o.KeepServerResult = timeout, wanted.Raw, wanted.Both
+	if s := h.byName[c.server]; s != nil {
+		s.upstreams.skipBackoff()
+	}
+	began := time.Now()
+	answer := newCallResponse(func(progress json.RawMessage) {
+		if wanted.Progress {
+			// Errors mean that the operator has disconnected.
+			_ = c.write(http.StatusOK, "application/x-ndjson", adminapi.CallReport{Progress: progress})
+			_ = http.NewResponseController(c.w).Flush()
+		}
+	})
+	address := c.r.RemoteAddr
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		address = host
+	}
+	if err := answer.receive(o, &wanted, address); err != nil {
+		return 0, nil, err
+	}
+	if err := answer.failure(c.server); err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, adminapi.CallReport{
+		Result: answer.result, Raw: o.ServerResult(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
+	}, nil
+}
+
+// gatewayWithTool returns the only gateway that has the server of a tool. If none has it, it
+// returns the only gateway. If client is not empty, the gateway must be able to serve that client.
+func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, notFound("no mcp_gateway is running")
+	}
+	if client != "" {
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
+		if len(found) == 0 {
+			return nil, notFound("unknown client %q", client)
+		}
+	}
+	having := slices.DeleteFunc(slices.Clone(found), func(h *Handler) bool {
+		_, has := h.gateway.ServerOf(tool)
+		return !has
+	})
+	if len(having) > 0 {
+		found = having
+	}
+	if len(found) > 1 {
+		return nil, ambiguousError(found)
+	}
+	return found[0], nil
+}
+
+// callArguments returns the arguments of a call, with texts converted to the types of the tool. If
+// the tool is unknown, texts are strings; if names has the tools of the server, an unknown tool is
+// an error.
+func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) ([]byte, error) {
+	if tool == nil && names != nil {
+		return nil, unknownToolError(wanted.Tool, names)
+	}
+	all := map[string]json.RawMessage{}
+	maps.Copy(all, wanted.Arguments)
+	var schema toolSchema
+	if tool != nil {
+		schema = readToolSchema(tool.Definition)
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted.Texts)) {
+		value, err := schema.argument(name, wanted.Texts[name])
+		if err != nil {
+			return nil, invalidRequest(err)
+		}
+		all[name] = value
+	}
+	return json.Marshal(all)
+}
+
+// unknownServerError returns the error that the name of a tool does not start with the name of a
+// server.
+func (h *Handler) unknownServerError(tool string) error {
+	var names []string
+	for _, s := range h.Servers {
+		names = append(names, s.Name)
+	}
+	server := tool
+	for _, separator := range []string{h.Separator, mcp.Separator} {
+		server, _, _ = strings.Cut(server, separator)
+	}
+	return notFound("unknown tool %q: names are server%stool; %s",
+		mcp.Shortened(tool), mcp.Separator, similarNames(server, names, "servers"))
+}
+
+// unknownToolError returns the error that a tool does not exist.
+func unknownToolError(name string, names []string) error {
+	return notFound("unknown tool %q; %s", mcp.Shortened(name), similarNames(name, names, "tools"))
+}
+
+// similarNames lists the names that are similar to name or, if none is, all names. what is the word
+// for them.
+func similarNames(name string, names []string, what string) string {
+	if near := words.Nearest(name, names); len(near) > 0 {
+		return "similar names: " + strings.Join(near, ", ")
+	}
+	const most = 20
+	if len(names) > most {
+		names = append(slices.Clip(names[:most]), "…")
+	}
+	return what + ": " + strings.Join(names, ", ")
+}
+
+// A callResponse receives the response to a call.
+type callResponse struct {
+	streamable.Reader
+	result json.RawMessage
+	err    json.RawMessage
+}
+
+// newCallResponse returns a callResponse that reports progress.
+func newCallResponse(progress func(json.RawMessage)) *callResponse {
+	a := new(callResponse)
+	a.OnMessage = func(e *streamable.Event) error {
+		switch m := e.Message; {
+		case m.Is(jsonrpc.Method, "notifications/progress"):
+			progress(slices.Clone(m.Literal(jsonrpc.Params)))
+		case m.Has(jsonrpc.Result):
+			a.result = slices.Clone(m.Literal(jsonrpc.Result))
+		case m.Has(jsonrpc.Error):
+			a.err = slices.Clone(m.Literal(jsonrpc.Error))
+		}
+		return nil
+	}
+	return a
+}
+
+// receive calls the tool as the operator, and receives the response.
+func (a *callResponse) receive(o *gateway.Operator, wanted *adminapi.ToolCall, address string) error {
+	defer func() {
+		// An interrupted response panics with ErrAbortHandler.
+		if reason := recover(); reason != nil && reason != http.ErrAbortHandler {
+			panic(reason)
+		}
+	}()
+	arguments := func(tool *gateway.Tool, names []string) ([]byte, error) { return callArguments(wanted, tool, names) }
+	err := o.Call(a, gateway.ToolCall{Name: wanted.Tool, Address: address, Arguments: arguments})
+	_ = a.Close() // an unreadable response does not count
+	return err
+}
+
+// failure returns why there is no result, or nil if there is one.
+func (a *callResponse) failure(server string) error {
+	switch {
+	case a.result != nil:
+		return nil
+	case a.err == nil:
+		f := a.Failure(server)
+		return adminErrorf(http.StatusBadGateway, f.Data.Symbol, "%s", f.Message)
+	}
+	var said struct {
+		Code    json.Number `json:"code"`
+		Message string      `json:"message"`
+		Data    struct {
+			Symbol any `json:"code"`
+		} `json:"data"`
+	}
+	_ = json.Unmarshal(a.err, &said) // invalid members are ignored
+	symbol, ok := said.Data.Symbol.(string)
+	if !ok {
+		symbol = "server_error " + said.Code.String()
+	}
+	message := said.Message
+	switch {
+	case symbol == "login_required":
+		message = fmt.Sprintf("login required: caddy mcp login %s", server)
+	}
+	return adminErrorf(statusOfCode(symbol, a.Status()), symbol, "%s", message)
+}
+
+// statusOfCode returns the status for the error of a call. The gateway sends most errors with
+// status 200, so the code decides.
+func statusOfCode(symbol string, status int) int {
+	switch {
+	case status >= 400:
+		return status
+	case symbol == "invalid_params":
+		return http.StatusBadRequest
+	case symbol == "login_required":
+		return http.StatusConflict
+	}
+	return http.StatusBadGateway
 }

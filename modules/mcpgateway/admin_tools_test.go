@@ -1,15 +1,20 @@
 package mcpgateway
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -315,5 +320,373 @@ func TestAdminTool(t *testing.T) {
 	}
 	if len(a.logs.All()) > 0 {
 		t.Errorf("read requests are logged: %v", a.logs.All())
+	}
+}
+
+func TestReadToolArguments(t *testing.T) {
+	for _, tt := range []struct {
+		name, definition string
+		want             []ToolArgument
+		open             bool
+	}{
+		{"invalid JSON", `{`, nil, true},
+		{"no schema", `{"name":"x"}`, nil, true},
+		{"an empty schema", `{"inputSchema":{"type":"object"}}`, nil, true},
+		{"no arguments", `{"inputSchema":{"type":"object","additionalProperties":false}}`, nil, false},
+		{"the order of the schema",
+			`{"inputSchema":{"required":["b"],"properties":{"z":{"type":"string"},"b":{"type":"integer","default":3},` +
+				`"a":true}}}`, []ToolArgument{
+				{Name: "z", Types: []string{"string"}},
+				{Name: "b", Types: []string{"integer"}, Required: true, Default: json.RawMessage("3")},
+				{Name: "a"},
+			}, false},
+		{"types behind references, each once",
+			`{"inputSchema":{"$defs":{"n":{"type":["number","null"]}},"properties":{"x":{"anyOf":[{"$ref":"#/$defs/n"},` +
+				`{"type":"null"}],"description":"d"}}}}`, []ToolArgument{
+				{Name: "x", Types: []string{"number", "null"}, Description: "d"},
+			}, false},
+		{"members of wrong types",
+			`{"inputSchema":{"required":"x","additionalProperties":{},"properties":{"x":{"type":5,"description":[1],` +
+				`"enum":[1,"a"]},"y":[]}}}`, []ToolArgument{
+				{Name: "x", Enum: []json.RawMessage{json.RawMessage("1"), json.RawMessage(`"a"`)}}, {Name: "y"},
+			}, true},
+		{"properties that are not an object", `{"inputSchema":{"properties":[1]}}`, nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, open := ReadToolArguments([]byte(tt.definition))
+			if !reflect.DeepEqual(got, tt.want) || open != tt.open {
+				t.Errorf("got %+v, %v", got, open)
+			}
+		})
+	}
+}
+
+var callable = fmt.Sprintf(`{"name":"one","separator":"__","mask":{"max_chars":200,"head_chars":100,`+
+	`"tail_chars":100,"recover":{}},"focus":{},"clients":[
+	{"name":"ann","rules":[{"action":"allow","patterns":["sample::echo"]}],"redact":["s3cret"]},
+	{"name":"slow","rates":[{"requests":1,"per":3600000000000}]}],
+	"servers":[{"name":"sample","routes":[{"handle":[{"handler":"mcp_sample"}]}]},{"name":"proxied","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"alpha:1"}]%s}]}]},{"name":"dead","routes":[{"handle":[`+
+	`{"handler":"reverse_proxy","upstreams":[{"dial":"127.0.0.1:9"}]}]}]}]}`, childTransport())
+
+func TestAdminCall(t *testing.T) {
+	a := newAdmin(t, callable)
+	for _, tt := range []struct {
+		name, request string
+		status        int
+		want          string // in the response
+		not           string // not in the response
+	}{
+		{"a text that is an integer", `{"tool":"sample::read_log","texts":{"lines":"1"}}`, 200, `circuit opened`, "obs_"},
+		{"the separator of the gateway", `{"tool":"sample__echo","arguments":{"text":"<b>"}}`, 200, `"text":"<b>"`, ""},
+		{"a child process", `{"tool":"proxied__echo","texts":{}}`, 200, `result`, ""},
+		{"masked", `{"tool":"sample__read_log","texts":{"lines":"100"}}`, 200, "obs_", ""},
+		{"raw", `{"tool":"sample__read_log","texts":{"lines":"100"},"raw":true}`, 200, "path=/orders/5676", "obs_"},
+		{"a focus", `{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"}}`, 200, "obs_",
+			"unknown"},
+		{"a client that may not use the tool", `{"tool":"sample__read_log","client":"ann"}`, 403, `"acl_denied"`, ""},
+		{"a client with redaction", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann"}`, 200,
+			`"text":"a `, "s3cret"},
+		{"raw with redaction", `{"tool":"sample__echo","texts":{"text":"a s3cret"},"client":"ann","raw":true}`, 200,
+			"s3cret", ""},
+		{"a client with a rate", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 200, `"x"`, ""},
+		{"a client above its rate", `{"tool":"sample__echo","texts":{"text":"x"},"client":"slow"}`, 429,
+			`"rate_limited"`, ""},
+		{"an unknown client", `{"tool":"sample__echo","client":"bob"}`, 404, `unknown client \"bob\"`, ""},
+		{"a similar name", `{"tool":"sample__read_lag"}`, 404, `similar names: sample__read_log`, ""},
+		{"an unknown server", `{"tool":"simple::echo"}`, 404, `names are server::tool; similar names: sample`, ""},
+		{"a tool without a server", `{"tool":"xyz"}`, 404, `servers: sample, proxied, dead`, ""},
+		{"an unknown argument", `{"tool":"sample__echo","texts":{"txt":"x"}}`, 400,
+			`unknown argument \"txt\"; the tool has: text, focus`, ""},
+		{"a tool without arguments", `{"tool":"sample__list_files","texts":{"x":"1"}}`, 400, `the tool has: focus`, ""},
+		{"a text of a wrong type", `{"tool":"sample__read_log","texts":{"lines":"two"}}`, 400,
+			`lines: \"two\" is not of type integer`, ""},
+		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1}}`, 502, `server_error -32602`, ""},
+		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"}}`, 200, `isError`, ""},
+		{"an unavailable server", `{"tool":"dead__x"}`, 502, `MCP server dead is unavailable: connection refused`, ""},
+		{"no tool", `{}`, 400, `tool: missing`, ""},
+		{"a timeout that is not a duration", `{"tool":"x","timeout":"soon"}`, 400, `timeout: \"soon\"`, ""},
+		{"a wrong type in the request", `{"tool":"x","raw":"yes"}`, 400, `raw: must be true or false`, ""},
+		{"arguments that are not an object", `{"tool":"x","arguments":[]}`, 400, `arguments: must be an object`, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			res := a.call("POST", "/mcp_gateway/call", tt.request, nil)
+			body, _ := io.ReadAll(res.Body)
+			if res.StatusCode != tt.status || !strings.Contains(string(body), tt.want) ||
+				tt.not != "" && strings.Contains(string(body), tt.not) {
+				t.Errorf("got %d %.600s", res.StatusCode, body)
+			}
+			if line := a.audited(); line["action"] != "call" {
+				t.Errorf("logged %v", line)
+			}
+		})
+	}
+}
+
+func TestAdminCallInTheLog(t *testing.T) {
+	a := newAdmin(t, callable)
+	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::echo","texts":{"text":"hidden"},"client":"ann"}`, nil)
+	line := a.audited()
+	if line["mcp_server"] != "sample" || line["name"] != "sample::echo" || line["client"] != "ann" ||
+		line["outcome"] != "ok" || line["gateway"] != "one" {
+		t.Errorf("logged %v", line)
+	}
+}
+
+// Another call can recover the original that a masked result names.
+func TestAdminCallRecovers(t *testing.T) {
+	a := newAdmin(t, callable)
+	var masked adminapi.CallReport
+	a.call("POST", "/mcp_gateway/call", `{"tool":"sample__read_log"}`, &masked)
+	text := string(masked.Result)
+	at := strings.Index(text, "obs_")
+	if at < 0 || masked.Received < 100_000 || len(text) > 2_000 {
+		t.Fatalf("received %d: %.300s", masked.Received, text)
+	}
+	id := text[at : at+strings.IndexFunc(text[at:]+" ", func(r rune) bool { return strings.ContainsRune(` "\]),.`, r) })]
+	res := a.call("POST", "/mcp_gateway/call",
+		`{"tool":"recover_observation","texts":{"id":"`+id+`","pattern":"circuit opened"}}`, nil)
+	body, _ := io.ReadAll(res.Body)
+	if res.StatusCode != http.StatusOK || !strings.Contains(string(body), "circuit opened") ||
+		strings.Contains(string(body), "isError\":true") {
+		t.Errorf("%s: got %d %.400s", id, res.StatusCode, body)
+	}
+}
+
+func TestAdminCheck(t *testing.T) {
+	child := func(name, flags string) string {
+		command, _ := json.Marshal([]string{os.Args[0], "ds", name})
+		return `{"name":"` + name + `","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"` + name +
+			`:1"}],` +
+			`"transport":{"protocol":"mcp_stdio","command":` + string(command) + `,"stop_grace":1000000000` + flags + `}}]}]}`
+	}
+	a := newAdmin(t, `{"name":"g","servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`,`+
+		serverOf("dead", proxyTo("", "127.0.0.1:9"))+`,`+child("alpha", "")+`,`+
+		`{"name":"gone","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"gone:1"}],`+
+		`"transport":{"protocol":"mcp_stdio","command":["/no/such/program"]}}]}]},`+
+		`{"name":"hung","routes":[{"handle":[{"handler":"reverse_proxy","upstreams":[{"dial":"hung:1"}],`+
+		`"transport":{"protocol":"mcp_stdio","command":["sh","-c","cat >/dev/null"],"stop_grace":100000000}}]}]}]}`)
+	for range 2 { // earlier failures do not matter
+		for _, tt := range []struct {
+			name, server, body string
+			up                 bool
+			tools              int
+			code, err          string
+		}{
+			{"handlers", "sample", "", true, 4, "", ""},
+			{"a child process", "alpha", "", true, -1, "", ""},
+			{"a dead port", "dead", "", false, 0, "connect_error", "connect: connection refused"},
+			{"a missing program", "gone", "", false, 0, "connect_error", "/no/such/program"},
+			{"a silent program", "hung", `{"timeout":"200ms"}`, false, 0, "timeout", "no response within 200ms"},
+		} {
+			var got adminapi.ServerCheck
+			res := a.call("POST", "/mcp_gateway/servers/"+tt.server+"/check", tt.body, &got)
+			if res.StatusCode != http.StatusOK || got.Up != tt.up || got.Code != tt.code ||
+				!strings.Contains(got.Error, tt.err) ||
+				tt.tools >= 0 && got.Tools != tt.tools {
+				t.Errorf("%s: got %d %+v", tt.name, res.StatusCode, got)
+			}
+			if tt.up && (got.Protocol == "" || got.Info == nil || got.Info.Name == "" || got.Tools > 0 && got.Tokens < 10) {
+				t.Errorf("%s: got %+v", tt.name, got)
+			}
+		}
+	}
+	var failure struct{ Error, Code string }
+	if a.call("POST", "/mcp_gateway/servers/sample/check", `{"timeout":"-1s"}`,
+		&failure); failure.Code != "invalid_request" {
+		t.Errorf("a negative timeout: %+v", failure)
+	}
+}
+
+func TestToolSchema(t *testing.T) {
+	schema := readToolSchema([]byte(`{"inputSchema":{"type":"object","$defs":{"n":{"type":"number"}},` +
+		`"definitions":{"b":{"type":"boolean"}},"properties":{
+		"s":{"type":"string"},"i":{"type":"integer"},"n":{"$ref":"#/$defs/n"},"b":{"$ref":"#/definitions/b"},"o":{"type":"object"},"a":{"type":"array"},
+		"maybe":{"type":["integer","null"]},"either":{"anyOf":[{"type":"boolean"},{"type":"array"}]},"text":{"anyOf":[{"type":"integer"},{"type":"string"}]},
+		"any":true,"loop":{"$ref":"#/$defs/loop"}}}}`))
+	for _, tt := range []struct{ name, text, want string }{
+		{"s", "12", `"12"`}, {"i", "12", "12"}, {"i", " -3 ", "-3"}, {"i", "1e3", "1e3"}, {"n", "1.5", "1.5"},
+		{"b", "true", "true"},
+		{"o", `{"x":1}`, `{"x":1}`}, {"a", "[1]", "[1]"}, {"maybe", "null", "null"}, {"maybe", "3", "3"},
+		{"either", "[]", "[]"},
+		{"either", "false", "false"}, {"text", "7", `"7"`}, {"any", "x", `"x"`}, {"loop", "x", `"x"`},
+		{"i", "1.5", ""}, {"i", "x", ""}, {"b", "yes", ""}, {"o", "[]", ""}, {"a", "", ""}, {"either", "1", ""},
+		{"other", "x", ""},
+	} {
+		got, err := schema.argument(tt.name, tt.text)
+		if string(got) != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%s=%s: got %s, %v", tt.name, tt.text, got, err)
+		}
+	}
+	for _, open := range []string{`{}`, `{"type":"object"}`, `{"properties":{"a":{}},"additionalProperties":true}`,
+		`{"patternProperties":{"^x":{}}}`, `7`} {
+		schema := readToolSchema([]byte(`{"inputSchema":` + open + `}`))
+		if got, err := schema.argument("x", "1"); string(got) != `"1"` || err != nil {
+			t.Errorf("%s: got %s, %v", open, got, err)
+		}
+	}
+}
+
+// Both results come from one call, because a tool may have effects.
+func TestAdminCallBoth(t *testing.T) {
+	const tool = `{"name":"x","inputSchema":{"type":"object"}}`
+	long := strings.Repeat("a s3cret line\\n", 100)
+	result := `{"resultType":"complete","content":[{"type":"text","text":"` + long + `"}]}`
+	answer := func(got receivedRequest) string {
+		var call struct{ ID json.RawMessage }
+		_ = json.Unmarshal([]byte(got.body), &call)
+		return `{"jsonrpc":"2.0","id":` + string(call.ID) + `,"result":` + result + `}`
+	}
+	plain := func(w http.ResponseWriter, got receivedRequest) { respond(w, got, result) }
+	var begun receivedRequest
+	for _, tt := range []struct {
+		name   string
+		modern bool
+		call   func(http.ResponseWriter, receivedRequest)
+	}{
+		{"legacy", false, plain},
+		{"modern", true, plain},
+		{"events", false, func(w http.ResponseWriter, got receivedRequest) {
+			respondEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`,
+				answer(got))
+		}},
+		{"compressed", true, func(w http.ResponseWriter, got receivedRequest) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			zipped := gzip.NewWriter(w)
+			_, _ = io.WriteString(zipped, answer(got))
+			_ = zipped.Close()
+		}},
+		{"a resumed stream", false, func(w http.ResponseWriter, got receivedRequest) {
+			if got.method == http.MethodPost {
+				begun = got
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w,
+					"id: 1\nretry: 1\ndata: "+
+						`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`+
+						"\n\ndata: {\"torn")
+				return
+			}
+			respondEvents(w, answer(begun))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			server := newToolServer(t, tt.modern, tool, tt.call)
+			a := newAdmin(t,
+				`{"name":"one","mask":{"max_chars":200,"head_chars":50,"tail_chars":50,"recover":{}},"clients":[{"name":"ann",`+
+					`"redact":["s3cret"]}],`+
+					`"servers":[{"name":"box","tools":{"x":{"rename":"y"}},"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+			var got adminapi.CallReport
+			res := a.call("POST", "/mcp_gateway/call", `{"tool":"box::y","client":"ann","both":true}`, &got)
+			if res.StatusCode != http.StatusOK || string(got.Raw) != result || got.Received == 0 {
+				t.Errorf("got %d, raw %.300s", res.StatusCode, got.Raw)
+			}
+			if text := string(got.Result); !strings.Contains(text, "obs_") || strings.Contains(text, "s3cret") ||
+				len(text) > 1000 {
+				t.Errorf("got %.1200s", text)
+			}
+			calls := 0
+			for _, got := range server.requests() {
+				if got.is("tools/call") {
+					calls++
+				}
+			}
+			if calls != 1 {
+				t.Errorf("the tool was called %d times, want 1", calls)
+			}
+			var alone adminapi.CallReport
+			if a.call("POST", "/mcp_gateway/call", `{"tool":"box::y"}`, &alone); alone.Raw != nil || alone.Result == nil {
+				t.Errorf("without both: raw %.300s", alone.Raw)
+			}
+		})
+	}
+}
+
+func TestAdminCallBothKinds(t *testing.T) {
+	a := newAdmin(t, callable)
+	for _, tt := range []struct {
+		name, request string
+		status        int
+		raw, want     string // prefix of raw, and another part of the response
+	}{
+		{"handlers with a focus",
+			`{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"},"both":true}`, 200,
+			`{"content":[{"type":"text","text":"2026-`, "obs_"},
+		{"a child process", `{"tool":"proxied__echo","texts":{"text":"x"},"both":true}`, 200, `{"`, "result"},
+		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"},"both":true}`, 200, ``, "isError"},
+		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1},"both":true}`, 502, ``,
+			"server_error -32602"},
+		{"raw and both", `{"tool":"sample__echo","raw":true,"both":true}`, 400, ``, "both: not allowed together with raw"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got adminapi.CallReport
+			res := a.call("POST", "/mcp_gateway/call", tt.request, &got)
+			body, _ := io.ReadAll(res.Body)
+			if res.StatusCode != tt.status || !strings.HasPrefix(string(got.Raw), tt.raw) ||
+				(got.Raw == nil) != (tt.raw == "") ||
+				!strings.Contains(string(body), tt.want) || strings.Contains(string(got.Raw), "obs_") {
+				t.Errorf("got %d, raw %.300s of %.1000s", res.StatusCode, got.Raw, body)
+			}
+		})
+	}
+}
+
+// The copy of a long response is limited. The result is not.
+func TestAdminCallBothLong(t *testing.T) {
+	const chars = 3 << 20
+	long := strings.Repeat("é", chars/2)
+	for _, compressed := range []bool{false, true} {
+		server := newToolServer(t, false, `{"name":"x","inputSchema":{"type":"object"}}`,
+			func(w http.ResponseWriter, got receivedRequest) {
+				if compressed {
+					w.Header().Set("Content-Encoding", "gzip")
+					zipped := gzip.NewWriter(w)
+					defer zipped.Close()
+					w = zippedResponse{w, zipped}
+				}
+				respond(w, got, `{"content":[{"type":"text","text":"x`+long+`"}]}`)
+			})
+		a := newAdmin(t, `{"name":"one","mask":{},"servers":[`+server.config("box")+`]}`)
+		var got adminapi.CallReport
+		a.call("POST", "/mcp_gateway/call", `{"tool":"box::x","both":true}`, &got)
+		var raw string
+		if err := json.Unmarshal(got.Raw, &raw); err != nil {
+			t.Fatal(err)
+		}
+		end := fmt.Sprintf("é… (%d bytes)", got.Received)
+		if !strings.HasPrefix(raw, `{"jsonrpc":"2.0"`) || !strings.HasSuffix(raw, end) || len(raw) > 1<<20+len(end) ||
+			len(raw) < 1<<20 {
+			t.Errorf("compressed %t: %d bytes, %.100s, %s", compressed, len(raw), raw, raw[len(raw)-50:])
+		}
+		if got.Result == nil || !compressed && got.Received < chars {
+			t.Errorf("compressed %t: received %d, result %.100s", compressed, got.Received, got.Result)
+		}
+	}
+}
+
+// A zippedResponse compresses its body.
+type zippedResponse struct {
+	http.ResponseWriter
+	to io.Writer
+}
+
+func (z zippedResponse) Write(p []byte) (int, error) { return z.to.Write(p) }
+
+// With HTTP+SSE, the response to a call comes in another stream.
+func TestAdminCallBothOverHTTPSSE(t *testing.T) {
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	server := httptest.NewServer(&mcptest.HTTPSSE{Server: remote})
+	t.Cleanup(func() {
+		remote.Close()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	a := newAdmin(t, `{"name":"one","servers":[{"name":"far","path":"/sse","routes":[{"handle":[`+
+		proxyTo("", server.Listener.Addr().String())+`]}]}]}`)
+	var got adminapi.CallReport
+	res := a.call("POST", "/mcp_gateway/call", `{"tool":"far::echo","arguments":{},"both":true}`, &got)
+	if res.StatusCode != http.StatusOK || got.Raw == nil || string(got.Raw) != string(got.Result) ||
+		len(remote.Seen("tools/call")) != 1 {
+		t.Errorf("got %d, raw %s, result %s after %d calls", res.StatusCode, got.Raw, got.Result,
+			len(remote.Seen("tools/call")))
 	}
 }

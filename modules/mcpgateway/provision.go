@@ -3,13 +3,18 @@ package mcpgateway
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -17,6 +22,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 // noSeparator is the value of separator that leaves names unchanged.
@@ -212,4 +219,162 @@ func (h *Handler) sessionKey() (key []byte, given bool, err error) {
 		return h.store.Key("sessions"), true, nil
 	}
 	return processKey, false, nil
+}
+
+// reloadKey identifies this gateway over reloads: by its name, or else by the names of its servers
+// or of the files in servers_from.
+func (h *Handler) reloadKey() string {
+	if h.Name != "" {
+		return h.Name + "\x00" + h.MCPPath
+	}
+	var names []string
+	if h.shell != nil {
+		names = append(names, h.shell.ServersFrom...)
+	} else {
+		for _, s := range h.Servers {
+			names = append(names, s.Name)
+		}
+	}
+	slices.Sort(names)
+	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")
+}
+
+// sharedKey identifies this gateway among replicas. It does not depend on the names of servers,
+// which may differ while replicas get a new configuration one by one.
+func (h *Handler) sharedKey() string { return h.Name + "\x00" + h.MCPPath }
+
+// claimSharedKey checks that no other unnamed gateway of the configuration has the same sharedKey.
+// Gateways with the same name share state on purpose.
+func (h *Handler) claimSharedKey() error {
+	if h.store == nil || h.Name != "" {
+		return nil
+	}
+	config := h.rawConfig
+	if h.shell != nil {
+		config = h.shell.rawConfig // that of h changes with the files
+	}
+	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedKey(), string(config)); {
+	case err != nil:
+		return err
+	case !claimed:
+		return fmt.Errorf("name: required with mcp_store, because another gateway has the same mcp_path %s", h.MCPPath)
+	}
+	return nil
+}
+
+// serverID returns an ID that changes with every setting of a server that clients can notice. After
+// a reload, sessions continue with a server of the same ID. The routes must not be provisioned yet,
+// because provisioning clears their configuration.
+func serverID(h *Handler, s *Server) string {
+	return s.Name + "\x00" +
+		digest([]any{s, h.Mask, h.Focus, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
+}
+
+// serverSource identifies a server by its name and by the routes and path that produce its
+// responses.
+func serverSource(s *Server) string {
+	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
+}
+
+// digest returns a hash of a part of a configuration.
+func digest(part any) string {
+	sum := sha256.Sum256(caddyconfig.JSON(part, nil))
+	return hex.EncodeToString(sum[:16])
+}
+
+// registry holds the gateways of this process, for the admin API.
+var registry gateways
+
+// gateways holds handlers in the order in which they were started. During a reload it holds those
+// of both configurations.
+type gateways struct {
+	mu  sync.Mutex
+	all []*Handler
+}
+
+// add adds a handler. A handler of a liveGateway takes the position of the previous one of the same
+// liveGateway, so that it does not count as newer than the handlers of a later configuration.
+func (g *gateways) add(h *Handler) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	index := -1
+	if h.shell != nil {
+		index = slices.IndexFunc(g.all, func(other *Handler) bool { return other.shell == h.shell })
+	}
+	if index < 0 {
+		g.all = append(g.all, h)
+		return
+	}
+	g.all[index] = h
+}
+
+func (g *gateways) remove(h *Handler) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all = slices.DeleteFunc(g.all, func(other *Handler) bool { return other == h })
+}
+
+// current returns the handlers of the configuration that was started last. A handler that is used
+// in several sites appears once.
+func (g *gateways) current() (current []*Handler) {
+	newest := g.newest()
+	if newest == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	seen := map[string]bool{}
+	for _, h := range g.all {
+		if h.generation == newest.generation && !seen[fingerprint(h)] {
+			seen[fingerprint(h)] = true
+			current = append(current, h)
+		}
+	}
+	slices.SortStableFunc(current, func(a, b *Handler) int {
+		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.MCPPath, b.MCPPath))
+	})
+	return current
+}
+
+// newest returns the handler that was started last, or nil.
+func (g *gateways) newest() *Handler {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.all) == 0 {
+		return nil
+	}
+	return g.all[len(g.all)-1]
+}
+
+// fingerprint returns a text that is equal for gateways that clients cannot distinguish.
+func fingerprint(h *Handler) string {
+	var b strings.Builder
+	b.WriteString(h.reloadKey())
+	for _, s := range h.Servers {
+		b.WriteString("\x00" + s.id)
+	}
+	return b.String()
+}
+
+// These variables say which command this process runs. They are set before a configuration is
+// loaded.
+var (
+	onStdio       bool                      // mcp-stdio, which serves one client
+	stdioClient   = access.OperatorIdentity // identity of requests through pipenet
+	forOneCommand bool                      // another command of the operator
+)
+
+// SetSoleClient makes this process serve one client, on standard input and output. Rules apply only
+// if client is not empty. It must be called before a configuration is loaded.
+func SetSoleClient(client string) {
+	onStdio = true
+	stdioClient = cmp.Or(client, access.OperatorIdentity)
+	mcpstdio.SetSoleClient()
+}
+
+// SetOneCommand makes this process run gateways for one command of the operator: they start a
+// server only when the command needs it. It must be called before a configuration is loaded.
+func SetOneCommand() {
+	forOneCommand = true
+	mcpstdio.SetSoleClient()
 }

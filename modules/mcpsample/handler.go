@@ -3,9 +3,11 @@ package mcpsample
 
 import (
 	"net/http"
+	"os"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
@@ -51,6 +53,23 @@ func (s *Sample) Provision(caddy.Context) error {
 func (s *Sample) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	s.server.ServeHTTP(w, r)
 	return nil
+}
+
+func init() {
+	caddycmd.RegisterCommand(caddycmd.Command{
+		Name:  "mcp-sample",
+		Short: "Runs the sample MCP server on standard input and output",
+		Long: `
+Runs the sample MCP server of the directive mcp_sample as a child process would: on
+standard input and output. Use it to try mcp_stdio with nothing else installed. It
+ends when its input ends.`,
+		Func: func(caddycmd.Flags) (int, error) {
+			if err := NewServer().ServeStdio(os.Stdin, os.Stdout); err != nil {
+				return caddy.ExitCodeFailedStartup, err
+			}
+			return caddy.ExitCodeSuccess, nil
+		},
+	})
 }
 
 // Interface guards

@@ -27,16 +27,16 @@ import (
 // wallClocks are the files that use the time of day as a number, which changes when the clock is
 // set. All other code compares times with Go's monotonic clock.
 var wallClocks = map[string]string{
-	"internal/gateway/session.go":         "when a session id was issued, for other replicas",
+	"internal/gateway/client.go":          "when a session id was issued, for other replicas",
 	"internal/gateway/request.go":         "the same",
 	"modules/mcpgateway/auth/hmac.go":     "the timestamp in a signature",
 	"internal/inbound/admit.go":           "in the admin API: when a client was last seen",
-	"modules/mcpgateway/admin_clients.go": "the same",
-	"modules/mcppruner/handshake.go":      "in the tool health",
+	"modules/mcpgateway/admin_servers.go": "the same",
+	"modules/mcppruner/request.go":        "in the tool health",
 	"internal/oauth/registration.go":      "when a client secret expires, from the authorization server",
 	"internal/transcript/trajectory.go":   "when a message of a transcript was written, from the transcript",
 	"internal/activity/activity.go":       "in the admin API: calls by day and by ten seconds",
-	"internal/inbound/confirm.go":         "when a confirmation was requested, for other replicas",
+	"internal/inbound/elicitation.go":     "when a confirmation was requested, for other replicas",
 	"internal/toolpin/pins.go":            "in the admin API: when a tool was first seen",
 }
 

@@ -9,11 +9,18 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/Shopify/toxiproxy/v2"
 	"github.com/rs/zerolog"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 const (
@@ -263,4 +270,208 @@ func bomb(header, start, repeated, end string, size int) func(*exchange) {
 		_, _ = io.WriteString(zw, strings.ReplaceAll(end, "{id}", string(x.id)))
 		_ = zw.Close()
 	}
+}
+
+// TestChildFails has child processes fail: A35 to A39, A41.
+func TestChildFails(t *testing.T) {
+	lines := byLength(500, 2_000)
+	s := newTestbed(t, testbedConfig{
+		gateway: []string{
+			block(child("bad", "--modern"), "max_line 1MiB", "stop_grace 200ms"),
+			block(child("hurried", "--modern"), "timeout 1s", "stop_grace 200ms"),
+			block(child("dying", "--exit-at-start", "3"), "timeout 10s", "start_timeout 2s"),
+			block(child("dumb", "--hang-init"), "timeout 10s", "start_timeout 1s", "stop_grace 200ms"),
+		},
+		neverReady: []string{"dying", "dumb"},
+		site: []string{block("mcp_gateway", "separator __", "mcp_path /checked/mcp", "rpc_path /checked/api/mcp-gateway",
+			"health_interval 300ms", "health_timeout 1s",
+			block(child("hanging"), "timeout 30s", "stop_grace 200ms"))},
+	})
+	all := byEndpoint("200 result", "200 result", "200 result")
+	for _, f := range []fault{
+		{name: "is killed during a call", start: killRepeatedly("bad"), tool: "hang", want: gatewayError("connect_error")},
+		{name: "exits during a call", tool: "die", arguments: `{"code":3}`, calls: 1, want: gatewayError("connect_error")},
+		{name: "never responds", server: "hurried", tool: "hang", want: gatewayError("timeout")},
+		{name: "is suspended", server: "hurried", start: suspendServer("hurried"), tool: "echo",
+			want: gatewayError("timeout")},
+		{name: "hangs and fails its health check", gateway: "/checked", start: suspendServer("hanging"), server: "hanging",
+			tool: "echo", calls: 1, want: gatewayError("connect_error")},
+		{name: "writes lines that are not messages", tool: "noise", arguments: noiseArguments(lines), want: all},
+		{name: "writes much to stderr", tool: "stderr", arguments: noiseArguments(lines), want: all},
+		{name: "writes a line longer than max_line", tool: "big", arguments: `{"n":2000000}`,
+			want: gatewayError("invalid_response")},
+		{name: "writes half a line", server: "hurried", tool: "half", want: gatewayError("timeout")},
+		{name: "closes its output and keeps running", tool: "mute", calls: 1, want: gatewayError("connect_error")},
+		{name: "responds with an unknown id", tool: "wrong-id", want: all},
+		{name: "responds twice", tool: "late", arguments: `{"ms":50}`, want: all},
+		{name: "exits at start", server: "dying", tool: "echo", want: map[endpoint]string{
+			rpc: "502 connect_error", oneServerModern: "502 connect_error", joined: "200 connect_error",
+			joinedModern: "200 connect_error"}},
+		{name: "does not initialize", server: "dumb", tool: "echo", want: map[endpoint]string{
+			rpc: "502 connect_error", oneServerModern: "502 connect_error", joined: "200 connect_error",
+			joinedModern: "200 connect_error"}},
+	} {
+		if f.server == "" {
+			f.server = "bad"
+		}
+		s.runCallFault(t, f)
+	}
+}
+
+// noiseArguments returns the arguments for a tool that writes this many lines.
+func noiseArguments(lines int) string {
+	return `{"lines":` + strconv.Itoa(lines) + `,"text":"` + strings.Repeat("noise ", 200) + `"}`
+}
+
+// signal sends a signal to all processes of a server.
+func (s *testbed) signal(server string, signal syscall.Signal) {
+	for _, p := range s.processes() {
+		if p.name == server {
+			_ = syscall.Kill(p.pid, signal)
+		}
+	}
+}
+
+// suspendServer suspends the processes of a server with SIGSTOP until the fault ends or they are
+// killed.
+func suspendServer(server string) func(*faultRun) func() {
+	return func(o *faultRun) func() {
+		stop := repeatEvery(20*time.Millisecond, func() { o.signal(server, syscall.SIGSTOP) })
+		await.Until(o.T, "the child to be stopped", func() bool {
+			return slices.ContainsFunc(o.processes(), func(p process) bool { return p.name == server && p.state == 'T' })
+		})
+		return func() {
+			stop()
+			o.signal(server, syscall.SIGCONT)
+		}
+	}
+}
+
+// killRepeatedly kills the processes of a server repeatedly, until the fault ends.
+func killRepeatedly(server string) func(*faultRun) func() {
+	return func(o *faultRun) func() {
+		return repeatEvery(300*time.Millisecond, func() { o.signal(server, syscall.SIGKILL) })
+	}
+}
+
+// repeatEvery calls do at intervals until end is called.
+func repeatEvery(pace time.Duration, do func()) (end func()) {
+	over := make(chan struct{})
+	var doing sync.WaitGroup
+	doing.Go(func() {
+		ticker := time.NewTicker(pace)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-ticker.C:
+			}
+			do()
+		}
+	})
+	return func() {
+		close(over)
+		doing.Wait()
+	}
+}
+
+// TestReloadWhileThingsFail reloads, with and without a change, while servers fail and clients
+// call: G27, A60. Calls end as without a reload, and children of unchanged servers keep running.
+// Clients repeat calls that got no response because their connection was closed.
+func TestReloadWhileThingsFail(t *testing.T) {
+	bad := newServer(t, map[string]func(*exchange){
+		"silent": hangs,
+		"closes": sends(""),
+		"endless-events": sendsRepeatedly(ok+isSSE+"\r\n", strings.Replace(noiseEvent, "here", strings.Repeat("here", 1000),
+			1), unlimited),
+		"endless-string": sendsRepeatedly(ok+isJSON+"\r\n"+resultStart, strings.Repeat("x", 10_000), unlimited),
+	})
+	s := newTestbed(t, testbedConfig{
+		servers: []*httpServer{bad.Server},
+		gateway: []string{"name chaos", "server bad " + bad.URL + "/mcp", block("server hurried "+bad.URL+"/mcp",
+			"timeout 1s"), block(child("dying"), "stop_grace 200ms")},
+	})
+	// A reload may close a connection just when it is used again.
+	for _, n := range s.otherClients {
+		n.retries = true
+	}
+	callers := map[endpoint]*testClient{}
+	for _, w := range endpoints {
+		callers[w] = s.initializedClient(t, w)
+		callers[w].retries = true
+		for _, server := range []string{"bad", "hurried", "dying"} {
+			callers[w].initialize(t, server)
+			callers[w].awaitRecovery(t, server)
+		}
+	}
+	near := func() (pids []int) {
+		for _, p := range s.processes() {
+			if p.name == "near" {
+				pids = append(pids, p.pid)
+			}
+		}
+		return pids
+	}
+	before := near()
+	s.runFault(t, "reloads", 192, func(o *faultRun) {
+		over := make(chan struct{})
+		var running sync.WaitGroup
+		for w, c := range callers {
+			for tool, class := range map[string]map[endpoint]string{"silent": gatewayError("timeout"),
+				"closes": gatewayError("connect_error"), "endless-string": {rpc: "502 timeout"},
+				"endless-events": {rpc: "502 timeout"}} {
+				if class[w] == "" {
+					continue
+				}
+				server := "hurried"
+				if tool == "closes" {
+					server = "bad"
+				}
+				running.Go(func() {
+					for {
+						got := c.call(o, server, tool, "")
+						o.record(w, got)
+						if got.class != class[w] {
+							o.failOnce(w, "%s ended with %s, want %s: %.300q", tool, got.class, class[w], got.body)
+						}
+						select {
+						case <-over:
+							return
+						case <-time.After(20 * time.Millisecond):
+						}
+					}
+				})
+			}
+			running.Go(func() {
+				for {
+					c.call(o, "dying", "die", `{"code":1}`)
+					select {
+					case <-over:
+						return
+					case <-time.After(200 * time.Millisecond):
+					}
+				}
+			})
+		}
+		for i := range byLength(6, 60) {
+			config := s.config
+			if i%2 == 0 {
+				config = strings.Replace(config, "separator __", "separator __\nrequest_limit 9MiB", 1)
+			}
+			s.adminRequest(t, "POST", "/load", config)
+			o.awaitOtherCalls(5)
+		}
+		s.adminRequest(t, "POST", "/load", s.config)
+		close(over)
+		running.Wait()
+		for _, c := range callers {
+			c.awaitRecovery(t, "dying")
+			c.awaitRecovery(t, "bad")
+			c.http.CloseIdleConnections()
+		}
+		if now := near(); !slices.Equal(now, before) {
+			o.Errorf("A60 the children were %v, now %v", before, now)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path"
@@ -16,6 +17,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 )
 
 // A suite is the installed conformance suite.
@@ -267,4 +272,184 @@ func readChecks(file string) (checks, error) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return got, nil
+}
+
+// testServers runs the server leg: the suite against the reference server, directly and
+// through the gateway.
+func testServers(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
+	targets, stop, err := startTargets(ctx, opts, dir)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for i := range tables {
+		for _, target := range targets {
+			tables[i].names = append(tables[i].names, target.name)
+		}
+		tables[i].columns = make([]map[string]checks, len(targets))
+	}
+	if err := fillServers(ctx, opts, suite, targets, tables, dir); err != nil {
+		return err
+	}
+	return reportServers(os.Stdout, tables)
+}
+
+// fillServers runs the suite for every column of the tables. Targets share only the gateway, so
+// several run at a time: the suite mostly waits. The revisions run one after the other, because
+// both use the server of a target.
+func fillServers(ctx context.Context, opts options, suite *suite, targets []target, tables []table, dir string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running := make(chan struct{}, max(opts.parallel, 1))
+	var all sync.WaitGroup
+	for i, target := range targets {
+		all.Go(func() {
+			running <- struct{}{}
+			defer func() { <-running }()
+			for _, table := range tables {
+				column, err := fillColumn(ctx, opts, suite, target, table, dir)
+				if err != nil {
+					cancel(fmt.Errorf("%s %s: %w", table.revision, target.name, err))
+					return
+				}
+				table.columns[i] = column
+			}
+		})
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+func fillColumn(ctx context.Context, opts options, suite *suite, target target, table table,
+	dir string) (map[string]checks, error) {
+	results := filepath.Join(dir, table.revision+"-"+target.name)
+	if err := os.RemoveAll(results); err != nil { // from an earlier run
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, opts.timeout)
+	defer cancel()
+	if ctx.Err() != nil { // another column has failed
+		return nil, ctx.Err()
+	}
+	fmt.Fprintf(os.Stderr, "%s %s\n", table.revision, target.name)
+	return suite.testServer(ctx, target.url, table.revision, table.scenarios, results)
+}
+
+// The eras of clients, which are the columns of the client leg.
+const (
+	legacy = "legacy"
+	modern = "modern"
+)
+
+var eras = []string{legacy, modern}
+
+// clientTimeout is the timeout of a driver, enforced by the suite.
+const clientTimeout = 30 * time.Second
+
+// testClients runs the client leg: the gateway, used by a client of each era, is a client of the
+// suite.
+func testClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
+	if err := fillClients(ctx, opts, suite, tables, dir); err != nil {
+		return err
+	}
+	return reportClients(os.Stdout, tables)
+}
+
+// fillClients runs the suite for every cell of the tables, several at a time.
+func fillClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	caddy, err := filepath.Abs(opts.caddy)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	running := make(chan struct{}, max(opts.parallel, 1))
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for i := range tables {
+		table := &tables[i]
+		table.names = eras
+		for _, era := range eras {
+			column := make(map[string]checks)
+			table.columns = append(table.columns, column)
+			fmt.Fprintf(os.Stderr, "%s behind a %s client\n", table.revision, era)
+			for _, scenario := range table.scenarios {
+				running <- struct{}{}
+				all.Go(func() {
+					defer func() { <-running }()
+					got, err := testClient(ctx, suite, driverOptions{
+						executable: executable,
+						caddy:      caddy,
+						era:        era,
+						dir:        filepath.Join(dir, table.revision+"-"+era+"-client", scenario.name),
+					}, table.revision, scenario)
+					if err != nil {
+						cancel(fmt.Errorf("%s %s %s: %w", table.revision, era, scenario.name, err))
+						return
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					column[scenario.name] = got
+				})
+			}
+		}
+	}
+	all.Wait()
+	return context.Cause(ctx)
+}
+
+// testClient runs one scenario. The driver writes the gateway's files to the directory, too.
+func testClient(ctx context.Context, suite *suite, driver driverOptions, revision string, scenario scenario) (checks,
+	error) {
+	if ctx.Err() != nil { // another scenario has failed
+		return nil, ctx.Err()
+	}
+	if err := os.RemoveAll(driver.dir); err != nil { // from an earlier run
+		return nil, err
+	}
+	if err := os.MkdirAll(driver.dir, 0o755); err != nil {
+		return nil, err
+	}
+	ports, err := loopback.FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	driver.port = ports[0]
+	ctx, cancel := context.WithTimeout(ctx, 2*clientTimeout)
+	defer cancel()
+	return suite.testClient(ctx, driver.command(), revision, scenario, driver.dir)
+}
+
+// reportClients prints the tables and lists failures. It returns an error if the gateway failed
+// where it should not.
+func reportClients(w io.Writer, tables []table) error {
+	var lost int
+	var optional, failed strings.Builder
+	for _, t := range tables {
+		t.print(w)
+		for _, scenario := range t.scenarios {
+			for i, era := range t.names {
+				got := t.columns[i][scenario.name]
+				row := fmt.Sprintf("  %s %s %s\n", t.revision, era, label(scenario))
+				switch {
+				case verdict(got) == "pass":
+				case scenario.extension: // the gateway supports some of them
+					optional.WriteString(row + failures(got, true))
+				default:
+					lost++
+					failed.WriteString(row + failures(got, true))
+				}
+			}
+		}
+	}
+	section(w, "These fail, and are not required", optional.String())
+	section(w, "These fail", failed.String())
+	if lost > 0 {
+		return fmt.Errorf("the gateway fails %d client scenarios", lost)
+	}
+	return nil
 }

@@ -1,15 +1,22 @@
 package integration
 
 import (
+	bits "encoding/binary"
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
+	"io"
+	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -851,5 +858,545 @@ func TestManyConversationsAtOnce(t *testing.T) {
 			same(t, got[i], want[i])
 		}
 		t.Errorf("T27 %d requests arrived", len(got))
+	}
+}
+
+// A wireFormat is a format that mcptest.Chat does not support. sent and masked are as in
+// chatFormat; answer and stream are the responses of the model.
+type wireFormat struct {
+	name           string
+	path, streamed string
+	sent, masked   string
+	answer, stream string
+	streamType     string
+	usage          map[string]int
+}
+
+// geminiConversation returns a conversation of two turns in Gemini's format.
+func geminiConversation(response string, wrap bool) string {
+	call := `{"role":"model","parts":[{"text":"reading"},{"functionCall":{"name":"fast_read_file","args":{"n":1.0}},` +
+		`"thoughtSignature":"x"}]}`
+	answer := func(id, response string) string {
+		return `{"role":"user","parts":[{"functionResponse":{"id":"` + id + `","name":"fast_read_file","response":` +
+			response + `}}]}`
+	}
+	contents := `{"contents":[{"role":"user","parts":[{"text":"go"}]},` + call + `,` + answer("made_1", response) + `,` +
+		call + `,` +
+		answer("made_2", `{"output":"OK"}`) + `],"generationConfig":{"temperature":1.0}}`
+	if wrap {
+		return `{"model":"m","project":"p","request":` + contents + `}`
+	}
+	return contents
+}
+
+// ollamaConversation is the same in Ollama's format, and bedrockConversation in that of Bedrock.
+func ollamaConversation(text string) string {
+	call := `{"role":"assistant","content":"","tool_calls":[{"function":{"name":"fast_read_file","arguments":{"n":1.0}}}]}`
+	answer := func(text string) string {
+		return `{"role":"tool","tool_name":"fast_read_file","content":"` + text + `"}`
+	}
+	return `{"model":"m","messages":[{"role":"user","content":"go"},` + call + `,` + answer(text) + `,` + call + `,` +
+		answer("OK") + `],"keep_alive":"5m"}`
+}
+
+func bedrockConversation(content string, members ...string) string {
+	call := func(id string) string {
+		return `{"role":"assistant","content":[{"text":"reading"},{"toolUse":{"toolUseId":"` + id +
+			`","name":"fast_read_file","input":{"n":1.0}}}]}`
+	}
+	answer := func(id, content string, members ...string) string {
+		result := strings.Join(append([]string{`"toolUseId":"` + id + `"`, `"content":` + content}, members...), ",")
+		return `{"role":"user","content":[{"toolResult":{` + result + `}},{"cachePoint":{"type":"default"}}]}`
+	}
+	return `{"messages":[{"role":"user","content":[{"text":"go"}]},` + call("call_1") + `,` + answer("call_1", content,
+		members...) + `,` + call("call_2") + `,` +
+		answer("call_2", `[{"text":"OK"}]`) + `],"inferenceConfig":{"maxTokens":10}}`
+}
+
+// awsEvent returns an AWS event without headers.
+func awsEvent(text string) string {
+	b := bits.BigEndian.AppendUint32(nil, uint32(16+len(text)))
+	b = bits.BigEndian.AppendUint32(b, 0)
+	b = bits.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b))
+	b = append(b, text...)
+	return string(bits.BigEndian.AppendUint32(b, crc32.ChecksumIEEE(b)))
+}
+
+var wireFormats = func() []wireFormat {
+	numbered := placeholder("fast_read_file#1", "fast_read_file", 1000)
+	output := func(text string) string { return `{"output":"` + text + `"}` }
+	texts := func(text string) string { return `[{"text":"` + text + `"}]` }
+	const (
+		metadata = `"usageMetadata":{"promptTokenCount":1000,"cachedContentTokenCount":800,"candidatesTokenCount":15,` +
+			`"thoughtsTokenCount":5}`
+		done       = `{"message":{"role":"assistant","content":"ok"},"done":true,"prompt_eval_count":1000,"eval_count":20}`
+		tokens     = `"usage":{"inputTokens":100,"outputTokens":20,"cacheReadInputTokens":800,"cacheWriteInputTokens":100}`
+		said       = `"candidates":[{"content":{"role":"model","parts":[{"text":"ok"}]}}]`
+		events     = "text/event-stream"
+		codeAssist = "/v1internal"
+	)
+	cached := map[string]int{"input": 1000, "cached": 800, "output": 20}
+	return []wireFormat{
+		{"Gemini", "/v1beta/models/m:generateContent", "/v1beta/models/m:streamGenerateContent?alt=sse",
+			geminiConversation(output(thousand), false), geminiConversation(output(numbered), false),
+			`{` + said + `,` + metadata + `}`, "data: {" + said + "}\r\n\r\ndata: {" + metadata + "}\r\n\r\n", events, cached},
+		{"Gemini in a list", "/v1beta/models/m:generateContent", "/v1beta/models/m:streamGenerateContent",
+			geminiConversation(output(thousand), false), geminiConversation(output(numbered), false),
+			`{` + metadata + `}`, "[{" + said + "}\r\n,\r\n{" + metadata + "}]", "application/json", cached},
+		{"Code Assist", codeAssist + ":generateContent", codeAssist + ":streamGenerateContent?alt=sse",
+			geminiConversation(output(thousand), true), geminiConversation(output(numbered), true),
+			`{"response":{` + metadata + `}}`, "data: {\"response\":{" + metadata + "}}\n\n", events, cached},
+		{"Ollama", "/api/chat", "/api/chat", ollamaConversation(thousand), ollamaConversation(numbered),
+			done, `{"message":{"content":"o"},"done":false}` + "\n" + done + "\n", "application/x-ndjson",
+			map[string]int{"input": 1000, "output": 20}},
+		{"Converse", "/model/m/converse", "/model/m/converse-stream", bedrockConversation(texts(thousand)),
+			bedrockConversation(texts(placeholder("call_1", "fast_read_file", 1000))),
+			`{"output":{"message":{"role":"assistant","content":[{"text":"ok"}]}},` + tokens + `}`,
+			awsEvent(`{"delta":{"text":"ok"}}`) + awsEvent(`{`+tokens+`}`),
+			"application/vnd.amazon.eventstream", map[string]int{"input": 1000, "cached": 800, "cache_write": 100,
+				"output": 20}},
+	}
+}()
+
+// Formats that only their own clients use are masked and counted, streaming or not (T36, T38).
+func TestWires(t *testing.T) {
+	isolate(t)
+	for _, tt := range wireFormats {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprintf("T36 %s, stream %t", tt.name, stream), func(t *testing.T) {
+				path, answer, contentType := tt.path, tt.answer, "application/json"
+				if stream {
+					path, answer, contentType = tt.streamed, tt.stream, tt.streamType
+				}
+				got := make(chan string, 2)
+				address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					body, _ := io.ReadAll(r.Body)
+					got <- string(body)
+					w.Header().Set("Content-Type", contentType)
+					_, _ = io.WriteString(w, answer)
+				}))
+				url := serve(t, conversationMask("window_turns 1", "route wires"), proxy(address))
+				client := sequentialClient(t)
+				for _, sent := range []string{tt.sent, tt.masked} {
+					grown := growth(t)
+					if response := send(t, client, "POST", url+path, sent).body; response != answer {
+						t.Errorf("got response %q", response)
+					}
+					same(t, <-got, tt.masked)
+					send(t, client, "GET", url, "") // so that the request is counted
+					<-got
+					want := map[string]float64{}
+					for kind, n := range tt.usage {
+						want[fmt.Sprintf(`usage_tokens_total{route="wires",type=%q}`, kind)] = float64(n)
+					}
+					counted := grown()
+					if sent == tt.sent && counted["tool_results_masked_total"] != 1 {
+						t.Errorf("counted %v", counted)
+					}
+					maps.DeleteFunc(counted, func(sample string, _ float64) bool { return !strings.HasPrefix(sample, "usage_tokens") })
+					if !maps.Equal(counted, want) {
+						t.Errorf("counted %v, want %v", counted, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Results that are not just a text are masked.
+func TestResultsOfWires(t *testing.T) {
+	isolate(t)
+	numbered := func(n int) string { return placeholder("fast_read_file#1", "fast_read_file", n) }
+	gone := func(n int) string { return placeholder("call_1", "fast_read_file", n) }
+	object := `{"stdout":"` + thousand + `" , "code":0}`
+	item := func(call, output string) string {
+		return `{"input":[{"role":"user","content":"go"},` + call + `,` + output +
+			`,{"type":"function_call","call_id":"call_2","name":"read"},` +
+			`{"type":"function_call_output","call_id":"call_2","output":"OK"}]}`
+	}
+	shell := func(streams string) string {
+		return item(`{"type":"shell_call","call_id":"call_1","action":{"commands":["ls"]}}`,
+			`{"type":"shell_call_output","call_id":"call_1","output":[`+streams+`]}`)
+	}
+	patch := func(output, status string) string {
+		return item(`{"type":"apply_patch_call","call_id":"call_1","operation":{}}`,
+			`{"type":"apply_patch_call_output","call_id":"call_1","status":"`+status+`","output":"`+output+`"}`)
+	}
+	local := func(output string) string {
+		return item(`{"type":"local_shell_call","id":"l_1","call_id":"call_1","action":{}}`,
+			`{"type":"local_shell_call_output","id":"call_1","output":"`+output+`"}`)
+	}
+	wrapped := func(output string) string {
+		return item(`{"type":"function_call","call_id":"call_1","name":"fast_read_file"}`,
+			`{"type":"function_call_output","call_id":"call_1","output":`+output+`}`)
+	}
+	unknown := item(`{"type":"function_call","call_id":"call_1","name":"fast_read_file"}`,
+		`{"type":"new_call_output","call_id":"call_1","output":"`+thousand+`"}`)
+	orphan := wrapped(`"` + thousand + `"`)
+	orphan = strings.Replace(orphan, `_output","call_id":"call_1"`, `_output","call_id":"call_0"`, 1)
+	exit := func(code string) string { return `"outcome":{"type":"exit","exit_code":` + code + `}` }
+
+	type row struct{ name, lines, sent, want, unread string }
+	same := func(name, sent, unread string) row { return row{name, "", sent, sent, unread} }
+	for _, tt := range []row{
+		{"T36 Gemini, an object", "", geminiConversation(object, false),
+			geminiConversation(`{"output":"`+numbered(len(object))+`"}`, false), ""},
+		same("T36 Gemini, an error", geminiConversation(`{"error":"no such file"}`, false), ""),
+		{"T36 Gemini, an error with keep_errors off", "keep_errors off", geminiConversation(`{"error":"no such file"}`,
+			false), geminiConversation(`{"error":"`+numbered(12)+`"}`, false), ""},
+		same("T36 Gemini, an object with an error in its text", geminiConversation(`{"output":"Traceback","code":1}`, false),
+			""),
+		same("T36 Gemini, an image", strings.Replace(geminiConversation(`{"output":"x"}`, false),
+			`"response":{"output":"x"}`, `"response":{"output":"x"},"parts":[{"inlineData":{"data":"AAAA"}}]`, 1), "not_text"),
+		{"T36 Converse, JSON", "", bedrockConversation(`[{"json":` + object + `},{"text":"more"}]`),
+			bedrockConversation(`[{"json":{"output":"` + gone(len(object)+4) + `"}},{"text":"…"}]`), ""},
+		same("T36 Converse, an error", bedrockConversation(`[{"text":"`+thousand+`"}]`, `"status":"error"`), ""),
+		same("T36 Converse, an image", bedrockConversation(`[{"text":"x"},{"image":{"format":"png",`+
+			`"source":{"bytes":"AAAA"}}}]`), "not_text"),
+		{"T36 Ollama, matched by order", "", strings.ReplaceAll(ollamaConversation(thousand),
+			`"tool_name":"fast_read_file",`, ""), strings.ReplaceAll(ollamaConversation(numbered(1000)),
+			`"tool_name":"fast_read_file",`, ""), ""},
+		same("T36 Ollama, another tool", strings.ReplaceAll(ollamaConversation(thousand), `"tool_name":"fast_read_file",`,
+			`"tool_name":"other",`), "no_call"),
+		{"T36 responses, a shell", "", shell(`{"stderr":"b","stdout":"` + thousand + `",` + exit("0") + `}`),
+			shell(`{"stderr":"…","stdout":"` + placeholder("call_1", "shell", 1001) + `",` + exit("0") + `}`), ""},
+		same("T36 responses, a shell that failed", shell(`{"stdout":"`+thousand+`","stderr":"",`+exit("2")+`}`), ""),
+		{"T36 responses, a local shell", "", local(thousand), local(placeholder("call_1", "local_shell", 1000)), ""},
+		{"T36 responses, a patch", "", patch(thousand, "completed"), patch(placeholder("call_1", "apply_patch", 1000),
+			"completed"), ""},
+		same("T36 responses, a patch that failed", patch(thousand, "failed"), ""),
+		{"T36 responses, an object", "", wrapped(`{"content":"` + thousand + `","success":true}`),
+			wrapped(`{"content":"` + gone(1000) + `","success":true}`), ""},
+		same("T36 responses, an object without success", wrapped(`{"content":"`+thousand+`","success":false}`), ""),
+		same("T36 responses, an image", wrapped(`[{"type":"input_image","image_url":"data:"}]`), "not_text"),
+		same("T36 responses, an unknown kind", unknown, "unknown_kind"),
+		same("T36 responses, an orphan", orphan, "no_call"),
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			chat := new(mcptest.Chat)
+			url := serve(t, conversationMask("window_turns 1", tt.lines), proxy(upstream(t, chat)))
+			grown := growth(t)
+			expectSent(t, chat, url, tt.sent, tt.want)
+			want := map[string]float64{}
+			if tt.unread != "" {
+				want[`tool_results_unread_total{reason="`+tt.unread+`"}`] = 1
+			}
+			unread := grown()
+			maps.DeleteFunc(unread, func(sample string, _ float64) bool {
+				return !strings.HasPrefix(sample, "tool_results_unread")
+			})
+			if !maps.Equal(unread, want) {
+				t.Errorf("counted %v, want %v", unread, want)
+			}
+		})
+	}
+}
+
+// Signed requests are unchanged, because the signature covers the body.
+func TestSignedConversations(t *testing.T) {
+	isolate(t)
+	chat := new(mcptest.Chat)
+	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
+	const signature = "Authorization: AWS4-HMAC-SHA256 Credential=x/20261117/us-east-1/bedrock/aws4_request, " +
+		"SignedHeaders=host, Signature=x"
+	sent := wireFormats[len(wireFormats)-1].sent
+	for name, req := range map[string]struct{ query, header string }{
+		"T24 signed in a header":                    {"", signature},
+		"T24 signed in the query":                   {"?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Signature=x", ""},
+		"T24 signed in the query, second parameter": {"?x=1&X-Amz-Signature=x", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			grown := growth(t)
+			expectSent(t, chat, url+"/model/m/converse"+req.query, sent, sent, req.header)
+			if n := grown()[`conversations_passed_total{reason="signed"}`]; n != 1 {
+				t.Errorf("counted %v times", n)
+			}
+		})
+	}
+	expectSent(t, chat, url+"/model/m/converse", sent, wireFormats[len(wireFormats)-1].masked, "Authorization: Bearer x")
+}
+
+// An agent sends conversations to a model, and recovers masked results through a gateway.
+type agent struct {
+	model   *mcptest.Chat
+	url     string // of the site
+	http    *http.Client
+	headers []string
+}
+
+// withModel returns the directives of a site with a gateway and, at /v1/, a model whose mask has
+// this recover line.
+func withModel(model, recover string, lines ...string) string {
+	return gateway(append(lines, "separator __", child("alpha"))...) + "\n" +
+		block("handle /v1/*", conversationMask("window_turns 1", recover), proxy(model))
+}
+
+// send sends a conversation and returns the id in the placeholder that the model got.
+func (a *agent) send(t *testing.T, body string) (id string) {
+	t.Helper()
+	if got := send(t, a.http, "POST", a.url+"/v1/chat/completions", body,
+		append(a.headers, "Content-Type: application/json")...); got.StatusCode != 200 {
+		t.Fatalf("got %d %s", got.StatusCode, got.body)
+	}
+	found := idInPlaceholder.FindStringSubmatch(a.model.Last().Body)
+	if found == nil {
+		t.Fatalf("no id in %.500s", a.model.Last().Body)
+	}
+	return found[1]
+}
+
+var idInPlaceholder = regexp.MustCompile(`chars=\d+, id=(obs_[A-Za-z0-9]{10})\)\]`)
+
+// canRecover reports whether the agent can recover the original with an id.
+func (a *agent) canRecover(t *testing.T, id string) bool {
+	t.Helper()
+	c := newTestClient(t, joinedAt(a.url), true, `{}`, a.headers...)
+	c.HTTP = a.http
+	got := recoverObservation(t, c, `{"id":"`+id+`"}`)
+	if got.IsError && !strings.HasPrefix(got.Content[0].Text, "Nothing is kept under the id") {
+		t.Errorf("got %s", got.Content[0].Text)
+	}
+	return !got.IsError
+}
+
+// withOldResult returns a conversation with an old result.
+func withOldResult(text string) string {
+	return oneTurnLater(chatMessage("user", "hi"), callsMessage("call_1 read"), resultMessage("call_1", text))
+}
+
+// recover_observation returns results masked by tool_result_mask (T39).
+func TestConversationRecovery(t *testing.T) {
+	isolate(t)
+	model := new(mcptest.Chat)
+	a := &agent{model: model, http: client, url: serve(t, withModel(upstream(t, model), "recover on"))}
+	original := unicodeText(300)
+	for _, era := range clientEras {
+		c := newTestClient(t, joinedAt(a.url), era.modern, `{}`)
+		t.Run("T39 "+era.name+" sees the tool", func(t *testing.T) {
+			if got := c.ask(t, "tools/list", `{}`); !strings.Contains(got.answer.Raw, `"name":"recover_observation"`) {
+				t.Errorf("not listed: %.500s", got.answer.Raw)
+			}
+			if got := c.ask(t, "resources/templates/list", `{}`); !strings.Contains(got.answer.Raw,
+				`"uriTemplate":"proxy://observation/{id}"`) {
+				t.Errorf("not listed: %.500s", got.answer.Raw)
+			}
+		})
+		t.Run("T39 "+era.name+" reads a text", func(t *testing.T) {
+			id := a.send(t, withOldResult(original))
+			if again := a.send(t, withOldResult(original)); again != id {
+				t.Errorf("%s became %s", id, again)
+			}
+			part := recoverObservation(t, c, `{"id":"`+id+`","start_char":1999,"end_char":2500}`)
+			same(t, part.Content[0].Text, string([]rune(original)[1999:2500]))
+			lines := recoverObservation(t, c, `{"id":"`+id+`","start_line":124,"end_line":125}`)
+			same(t, lines.Content[0].Text, strings.Join(strings.SplitAfter(original, "\n")[123:125], ""))
+			found := recoverObservation(t, c, `{"id":"`+id+`","pattern":"^123\\t.*ERROR3$","context_lines":0}`)
+			if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text,
+				line) {
+				t.Errorf("got %+v\nwant %q", found, line)
+			}
+			goal := recoverObservation(t, c, `{"id":"`+id+`","goal":"what is in the line of 217"}`)
+			if goal.IsError || !strings.Contains(goal.Content[0].Text, "217\t") {
+				t.Errorf("got %+v", goal)
+			}
+			got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+id+`"}`)
+			if !strings.Contains(got.answer.Raw, `"proxy://observation/`+id+`"`) || got.answer.Error != nil {
+				t.Errorf("got %.500s", got.answer.Raw)
+			}
+			if whole := recoverObservation(t, c, `{"id":"`+id+`"}`); len([]rune(whole.Content[0].Text)) != 4000 ||
+				whole.Meta.Next == nil {
+				t.Errorf("without a mask in the gateway: got a part of %d characters", len([]rune(whole.Content[0].Text)))
+			}
+		})
+		t.Run("T39 "+era.name+" queries JSON", func(t *testing.T) {
+			id := a.send(t, withOldResult(`{"items":[{"id":1,"name":"one"},{"id":2,"name":"two"}]}`))
+			if got := recoverObservation(t, c, `{"id":"`+id+`","query":".items[] | select(.id == 2) | .name"}`); got.IsError ||
+				got.Content[0].Text != `"two"` {
+				t.Errorf("got %+v", got)
+			}
+		})
+		t.Run("T39 "+era.name+" reads several texts as one", func(t *testing.T) {
+			id := a.send(t, strings.ReplaceAll(anthropicConversation(`[{"type":"text","text":"one\n"},{"type":"text",`+
+				`"text":"two"}]`), "be brief", era.name))
+			if got := recoverObservation(t, c, `{"id":"`+id+`"}`); got.IsError || got.Content[0].Text != "one\n\ntwo" {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+// Originals are only returned to the client that sent them (T39).
+func TestConversationRecoveryIsTheClientsOwn(t *testing.T) {
+	isolate(t)
+	model := new(mcptest.Chat)
+	endpoint := upstream(t, model)
+	for _, tt := range []struct {
+		name         string
+		site         string
+		owner, other agent
+		found        bool
+	}{
+		{"T39 another address", withModel(endpoint, "recover on"), agent{http: client},
+			agent{http: clientFrom(t, "127.0.0.2")}, false},
+		{"T39 another user", basicAuthAccounts + "\n" + withModel(endpoint, "recover on"),
+			agent{http: client, headers: []string{basicAuthHeader("alice")}},
+			agent{http: client, headers: []string{basicAuthHeader("bob")}}, false},
+		{"T39 the same user at another address", basicAuthAccounts + "\n" + withModel(endpoint, "recover on"),
+			agent{http: client, headers: []string{basicAuthHeader("alice")}}, agent{http: clientFrom(t, "127.0.0.2"),
+				headers: []string{basicAuthHeader("alice")}}, true},
+		{"T39 a client of the gateway at another address", withModel(endpoint, "recover on", twoTokens()),
+			agent{http: client, headers: []string{bearer(victimToken)}}, agent{http: clientFrom(t, "127.0.0.2"),
+				headers: []string{bearer(victimToken)}}, false},
+		{"T39 another client of the gateway at the same address", withModel(endpoint, "recover on", twoTokens()),
+			agent{http: client, headers: []string{bearer(victimToken)}},
+			agent{http: client, headers: []string{bearer(thiefToken)}}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			url := serve(t, tt.site)
+			owner, other := tt.owner, tt.other
+			owner.model, owner.url, other.model, other.url = model, url, model, url
+			id := owner.send(t, withOldResult(tt.name)) // no other row sends this text
+			if !owner.canRecover(t, id) {
+				t.Error("the owner cannot recover it")
+			}
+			if other.canRecover(t, id) != tt.found {
+				t.Errorf("the other client can recover it: %t", !tt.found)
+			}
+		})
+	}
+}
+
+// Originals survive reloads, but expire after their TTL, and are evicted when the store is full
+// (T39).
+func TestConversationRecoveryIsBounded(t *testing.T) {
+	isolate(t)
+	model := new(mcptest.Chat)
+	address, endpoint := freeAddress(t), upstream(t, model)
+	a := &agent{model: model, http: client, url: "http://" + address}
+	load(t, site(address, withModel(endpoint, "recover on")))
+	id := a.send(t, withOldResult(thousand))
+	t.Run("T39 a reload", func(t *testing.T) {
+		load(t, site(address, withModel(endpoint, "recover on\nmin_mask_chars 10")))
+		if !a.canRecover(t, id) {
+			t.Error("the original is lost after a reload")
+		}
+	})
+	t.Run("T39 a mask without recover", func(t *testing.T) {
+		load(t, site(address, gateway("separator __", child("alpha")),
+			block("handle /v1/*", conversationMask("window_turns 1"), proxy(endpoint))))
+		if got := newTestClient(t, joinedAt(a.url), true, `{}`).ask(t, "tools/list", `{}`); strings.Contains(got.answer.Raw,
+			"recover_observation") {
+			t.Error("the tool is listed")
+		}
+	})
+	t.Run("T39 the time to live", func(t *testing.T) {
+		load(t, site(address, withModel(endpoint, block("recover", "ttl 200ms"))))
+		id := a.send(t, withOldResult(thousand))
+		await.Until(t, "the end of its TTL", func() bool { return !a.canRecover(t, id) })
+	})
+	t.Run("T39 max_entries", func(t *testing.T) {
+		load(t, site(address, withModel(endpoint, block("recover", "max_entries 2"))))
+		var ids []string
+		for i := range 3 {
+			ids = append(ids, a.send(t, withOldResult(fmt.Sprint("result ", i))))
+		}
+		if a.canRecover(t, ids[0]) || !a.canRecover(t, ids[1]) || !a.canRecover(t, ids[2]) {
+			t.Errorf("want only the last two of %v", ids)
+		}
+		before := metrics(t)["tool_results_recovered_total"]
+		a.canRecover(t, ids[2])
+		a.canRecover(t, a.send(t, withOldResult("another")))
+		if n := metrics(t)["tool_results_recovered_total"] - before; n != 1 {
+			t.Errorf("counted %v more results, want only the new one", n)
+		}
+	})
+}
+
+// The id of a result is the same in all processes. Otherwise each replica would send another prompt
+// (T39).
+func TestConversationRecoveryIDs(t *testing.T) {
+	isolate(t)
+	var ids []string
+	for range 2 {
+		model := new(mcptest.Chat)
+		caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1", withModel(upstream(t, model), "recover on"))))
+		a := &agent{model: model, http: client, url: "http://" + caddy.address}
+		ids = append(ids, a.send(t, withOldResult(thousand)))
+	}
+	if ids[0] != ids[1] {
+		t.Errorf("got ids %v", ids)
+	}
+}
+
+// reportedRoute is a route to a model in the admin API.
+type reportedRoute struct {
+	Route          string
+	Requests       int
+	MaskedRequests int     `json:"masked_requests"`
+	MaskedResults  int     `json:"masked_results"`
+	SavedChars     int     `json:"saved_chars"`
+	BytesBefore    int     `json:"bytes_before"`
+	BytesAfter     int     `json:"bytes_after"`
+	TokensBefore   int     `json:"tokens_before"`
+	TokensAfter    int     `json:"tokens_after"`
+	Cost           float64 `json:"cost_tokens"`
+	CostUnmasked   float64 `json:"cost_tokens_unmasked"`
+	Usage          map[string]int
+	Moves          []struct {
+		At            time.Time
+		MaskedResults int `json:"masked_results"`
+		Cached, Input int
+		CacheWrite    int     `json:"cache_write"`
+		Cost          float64 `json:"cost_tokens"`
+		CostUnmasked  float64 `json:"cost_tokens_unmasked"`
+	}
+}
+
+// The admin API reports a conversation whose boundary moves twice, by two turns each.
+func TestReportedConversations(t *testing.T) {
+	isolate(t)
+	chat := &mcptest.Chat{Usage: mcptest.Usage{Input: 5000, Cached: 2000, CacheWrite: 1000, Output: 10}}
+	address := freeAddress(t)
+	config := site(address, conversationMask("window_turns 1", "step_turns 2", "route kimi"), proxy(upstream(t, chat)))
+	load(t, config)
+	client, url := sequentialClient(t), "http://"+address+"/v1/chat/completions"
+	before, after, masked := 0, 0, 0
+	for n := range 6 {
+		body := turns(n+1, 0, 1000)
+		send(t, client, "POST", url, body)
+		before, after, masked = before+len(body), after+len(chat.Last().Body), masked+n/2*2
+	}
+	send(t, client, "GET", url, "") // so that the last request is counted
+	load(t, config+site(freeAddress(t), "respond x"))
+
+	var routes []reportedRoute
+	got := admin(t, "GET", "/mcp_gateway/conversations", "")
+	if err := json.Unmarshal([]byte(got.body), &routes); err != nil || len(routes) != 1 {
+		t.Fatalf("%v: %s", err, got.body)
+	}
+	r := routes[0]
+	if r.Route != "kimi" || r.Requests != 6 || r.MaskedRequests != 4 || r.MaskedResults != masked ||
+		r.SavedChars < masked*800 {
+		t.Errorf("got %s", got.body)
+	}
+	if r.BytesBefore != before || r.BytesAfter != after || after >= before {
+		t.Errorf("%d bytes, %d of them sent: got %s", before, after, got.body)
+	}
+	if r.TokensAfter != 6*5000 || r.TokensBefore <= r.TokensAfter || r.Usage["input"] != 6*5000 ||
+		r.Usage["cached"] != 6*2000 || r.Usage["output"] != 60 {
+		t.Errorf("got %s", got.body)
+	}
+	if len(r.Moves) != 2 || r.Moves[0].MaskedResults != 4 || r.Moves[1].MaskedResults != 2 ||
+		r.Moves[0].At.Before(r.Moves[1].At) {
+		t.Fatalf("got %s", got.body)
+	}
+	for _, move := range r.Moves {
+		if move.Cached != 2000 || move.Input != 5000 || move.Cost == 0 || move.CostUnmasked == 0 ||
+			move.Cost == move.CostUnmasked {
+			t.Errorf("got %+v", move)
+		}
+	}
+	if r.Cost <= r.Moves[0].Cost+r.Moves[1].Cost || r.CostUnmasked == 0 {
+		t.Errorf("got %s", got.body)
 	}
 }

@@ -4,8 +4,18 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
+	"fmt"
 	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
@@ -13,11 +23,16 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
 // An oauthGateway is a Caddy process that can be stopped, and started again with its stored data.
@@ -613,4 +628,516 @@ func TestOAuthStepUp(t *testing.T) {
 	if got := a.stats(t); got.Forbidden > 2 || got.Grants["authorization_code"] != 2 {
 		t.Errorf("the servers saw %+v, want a second login and few refusals", got)
 	}
+}
+
+// A gateway with its own client credentials needs no login by a person.
+func TestOAuthClientCredentials(t *testing.T) {
+	isolate(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "key.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	point, err := key.PublicKey.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	jwk := map[string]any{"kty": "EC", "crv": "P-256", "x": base64URL(point[1:33]), "y": base64URL(point[33:])}
+	const secret = "s3cret-AbCdEf0123456789-AbCdEf0123456789"
+	secretFile := filepath.Join(t.TempDir(), "secret") // Caddy itself logs the configuration at debug level
+	if err := os.WriteFile(secretFile, []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		line   string
+		client map[string]any // registration at the authorization server
+	}{
+		"by secret": {"client_secret {file." + secretFile + "}", map[string]any{"client_secret": secret}},
+		"by key": {"private_key " + file, map[string]any{"jwks": map[string]any{"keys": []any{jwk}},
+			"token_endpoint_auth_method": "private_key_jwt", "token_endpoint_auth_signing_alg": "ES256"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tt.client["client_id"], tt.client["grant_types"], tt.client["redirect_uris"], tt.client["response_types"] = "robot",
+				[]string{"client_credentials"}, []string{}, []string{}
+			a := startAuthServer(t, map[string]any{"accessTokenSeconds": 2, "registration": false, "clients": []any{tt.client}})
+			g := startGateway(t, t.TempDir(), a.line("oauth", "grant client_credentials", "client_id robot", tt.line))
+			c := g.join(t)
+			awaitTools(t, c, accountTools("robot")...)
+			await.Until(t, "new tokens", func() bool {
+				expectResult(t, c, "whoami", "robot")
+				return a.stats(t).Grants["client_credentials"] >= 3
+			})
+			if logged := g.stop(t); strings.Contains(logged, secret) {
+				t.Error("the log contains the secret")
+			}
+		})
+	}
+}
+
+// The gateway exchanges the caller's token for a token for the server, at the identity
+// provider that both use.
+func TestOAuthTokenExchange(t *testing.T) {
+	isolate(t)
+	const (
+		audience = "https://mcp.test/mcp"
+		secret   = "s3cret-AbCdEf0123456789-AbCdEf0123456789"
+	)
+	a := startAuthServer(t, map[string]any{"audience": audience, "clients": []any{
+		map[string]any{"client_id": "agent", "token_endpoint_auth_method": "none",
+			"redirect_uris": []string{"http://127.0.0.1:1/callback"}},
+		map[string]any{"client_id": "gateway", "client_secret": secret, "redirect_uris": []string{},
+			"response_types": []string{},
+			"grant_types":    []string{"urn:ietf:params:oauth:grant-type:token-exchange"}},
+	}})
+	g := startGateway(t, t.TempDir(),
+		block("auth jwt", "issuer "+a.Issuer, "audience "+audience, "jwks "+a.Issuer+"/jwks"),
+		a.line("oauth exchange", "client_id gateway", "client_secret "+secret))
+	for _, account := range []string{"alice", "bob"} {
+		theirs := a.login(t, "agent", account, audience, "gateway")
+		c := g.join(t, bearer(theirs.Access))
+		awaitTools(t, c, accountTools(account)...)
+		for range 3 {
+			expectResult(t, c, "whoami", account)
+		}
+	}
+	if got := a.stats(t); got.Grants["urn:ietf:params:oauth:grant-type:token-exchange"] != 2 ||
+		got.ForeignSessions != 0 || len(got.RefusedGrants) != 0 {
+		t.Errorf("the authorization server saw %+v, want one token exchange per client", got)
+	}
+}
+
+// callSteadily calls a tool calls times, perSecond times a second, and fails the test if a
+// call fails. On a busy machine it calls less often: queued calls would outlive their tokens.
+func callSteadily(t *testing.T, c *testClient, calls, perSecond int) {
+	t.Helper()
+	for range 50 { // warm up Node.js
+		expectResult(t, c, "whoami", "alice")
+	}
+	pace := time.NewTicker(time.Second / time.Duration(perSecond))
+	defer pace.Stop()
+	var all sync.WaitGroup
+	underWay := make(chan struct{}, 16) // more calls than wait during a token refresh
+	for range calls {
+		<-pace.C
+		underWay <- struct{}{}
+		all.Go(func() {
+			defer func() { <-underWay }()
+			got := c.Start(t.Context(), "tools/call", callOf("notes", "whoami", `{}`)).Finish()
+			if got.Err != nil || got.Text() != "whoami of alice" {
+				t.Errorf("got %d %s, error %v", got.Status, got.Body, got.Err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// fleeting configures an authorization server with a slow token endpoint and tokens that
+// live for two seconds.
+var fleeting = map[string]any{"accessTokenSeconds": 2, "tokenMilliseconds": 200}
+
+// expectRefreshes checks that tokens were refreshed several times, and no refresh token was used
+// twice.
+func expectRefreshes(t *testing.T, a *authServer) {
+	t.Helper()
+	if got := a.stats(t); got.Grants["refresh_token"] < 3 || got.Reused != 0 || got.Logins != 1 ||
+		len(got.RefusedGrants) != 0 {
+		got.Tokens = nil
+		t.Errorf("the authorization server saw %+v, want each refresh token used once", got)
+	}
+}
+
+// No call fails while tokens expire, at 50 calls per second.
+func TestOAuthRefresh(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, fleeting)
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c := g.join(t)
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, c, "whoami"), "alice"))
+	callSteadily(t, c, 600, 50)
+	expectRefreshes(t, a)
+}
+
+// Without refresh tokens a login lasts as long as its access token.
+func TestOAuthLoginExpires(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, map[string]any{"accessTokenSeconds": 2, "refreshTokens": false})
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c, b := g.join(t), newFormBrowser(t)
+	address := expectLoginRequest(t, c, "whoami")
+	for range 2 {
+		expectLoggedIn(t, b.logIn(t, address, "alice"))
+		await.Until(t, "the end of the login", func() bool {
+			address = loginAddress.FindString(c.use(t, "notes", "whoami", `{}`))
+			return address != ""
+		})
+	}
+	if got := a.stats(t); got.Grants["refresh_token"] != 0 || len(got.RefusedGrants) != 0 || got.Calls["alice"] == 0 {
+		t.Errorf("the servers saw %+v, want no refresh", got)
+	}
+}
+
+// Two processes that share a login refresh its tokens one after the other.
+func TestOAuthRefreshAcrossProcesses(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, fleeting)
+	home := t.TempDir()
+	first := startGateway(t, home, sessionKey, a.line("oauth"))
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, first.join(t), "whoami"), "alice"))
+	second := startGateway(t, home, sessionKey, a.line("oauth"))
+	var both sync.WaitGroup
+	for _, g := range []*oauthGateway{first, second} {
+		c := g.join(t)
+		both.Go(func() { callSteadily(t, c, 250, 25) })
+	}
+	both.Wait()
+	expectRefreshes(t, a)
+}
+
+// The gateway does not retry forever with a server that refuses every token.
+func TestOAuthRefused(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, map[string]any{"rejectAll": true})
+	g := startGateway(t, t.TempDir(), a.line("oauth"))
+	c := g.join(t)
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, c, "whoami"), "alice"))
+	const calls = 10
+	before := a.stats(t)
+	for range calls {
+		got := c.ask(t, "tools/call", callOf("notes", "whoami", `{}`)).answer
+		if got.Error == nil || got.Error.Symbol() != "login_failed" || !strings.Contains(got.Error.Message,
+			"the server does not accept the tokens of "+a.Issuer) {
+			t.Errorf("got %s, want login_failed because the server accepts no token", got.Raw)
+		}
+	}
+	after := a.stats(t)
+	if n := after.Requests - before.Requests; n > calls {
+		t.Errorf("%d calls made %d requests, want fewer", calls, n)
+	}
+	if n := after.Grants["refresh_token"]; n > calls/2 || after.Grants["authorization_code"] != 1 ||
+		after.Registrations != 1 || after.Reused != 0 {
+		t.Errorf("the authorization server saw %+v, want one login and few refreshes", after)
+	}
+}
+
+// A hostileServer is an MCP server whose metadata point the gateway to other servers. Empty
+// fields get honest values.
+type hostileServer struct {
+	url      string
+	metadata string // URL of its metadata
+	issuer   string // URL of its authorization server
+	endpoint string // token and registration endpoint
+	redirect string // redirect of the authorization server's metadata
+}
+
+func (s *hostileServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	choose := func(hostile, honest string) string {
+		if hostile == "" {
+			return s.url + honest
+		}
+		return hostile
+	}
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case strings.HasPrefix(r.URL.Path, "/.well-known/oauth-protected-resource"):
+		fmt.Fprintf(w, `{"resource":%q,"authorization_servers":[%q]}`, s.url+"/mcp", choose(s.issuer, ""))
+	case strings.HasPrefix(r.URL.Path, "/.well-known/") && s.redirect != "":
+		http.Redirect(w, r, s.redirect, http.StatusFound)
+	case strings.HasPrefix(r.URL.Path, "/.well-known/"):
+		fmt.Fprintf(w, `{"issuer":%q,"authorization_endpoint":%q,"token_endpoint":%q,"registration_endpoint":%q,`+
+			`"response_types_supported":["code"],"code_challenge_methods_supported":["S256"]}`,
+			s.url, s.url+"/auth", choose(s.endpoint, "/token"), choose(s.endpoint, "/register"))
+	default:
+		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="`+choose(s.metadata,
+			"/.well-known/oauth-protected-resource/mcp")+`"`)
+		w.WriteHeader(http.StatusUnauthorized)
+	}
+}
+
+// startHostileServer starts a server and returns its URL. place sets one of its URLs to to.
+func startHostileServer(t *testing.T, place func(s *hostileServer, to string), to string) string {
+	t.Helper()
+	s := &hostileServer{}
+	place(s, to)
+	listener := httptest.NewUnstartedServer(s)
+	s.url = "http://" + listener.Listener.Addr().String()
+	listener.Start()
+	t.Cleanup(listener.Close)
+	return s.url + "/mcp"
+}
+
+// A watchedServer counts connections.
+type watchedServer struct {
+	*httptest.Server
+	connections atomic.Int32
+}
+
+func startWatchedServer(t *testing.T, start func(*httptest.Server)) *watchedServer {
+	t.Helper()
+	w := &watchedServer{Server: httptest.NewUnstartedServer(http.NotFoundHandler())}
+	w.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			w.connections.Add(1)
+		}
+	}
+	start(w.Server)
+	t.Cleanup(w.Close)
+	return w
+}
+
+// A hostile server cannot make the gateway connect to other servers on this machine or to
+// Caddy's admin API, or read files.
+func TestOAuthHostileMetadata(t *testing.T) {
+	isolate(t)
+	const file = "file:///etc/passwd"
+	type target struct{ url, name string } // name: text that the error must contain
+	g := newGateway(t, t.TempDir())
+	plain, secure := startWatchedServer(t, (*httptest.Server).Start), startWatchedServer(t, (*httptest.Server).StartTLS)
+	byName := func(address string) string { return strings.Replace(address, "127.0.0.1", "localhost", 1) }
+	places := map[string]func(s *hostileServer, to string){
+		"metadata of the resource":             func(s *hostileServer, to string) { s.metadata = to },
+		"an authorization server":              func(s *hostileServer, to string) { s.issuer = to },
+		"endpoints":                            func(s *hostileServer, to string) { s.endpoint = to },
+		"metadata of the authorization server": func(s *hostileServer, to string) { s.redirect = to },
+	}
+	targets := map[string]target{
+		"at a loopback address":                {secure.URL, "127.0.0.1"},
+		"at a host name of a loopback address": {byName(secure.URL), "localhost"},
+		"at a loopback address without TLS":    {plain.URL, "127.0.0.1"},
+		"at the admin API":                     {"http://" + g.admin + "/config/stolen", "127.0.0.1"},
+		"in a file":                            {file, file},
+	}
+	type attack struct {
+		name, server string
+		target
+	}
+	var attacks []attack
+	var lines []string
+	for what, place := range places {
+		for where, to := range targets {
+			a := attack{what + " " + where, fmt.Sprintf("s%d", len(attacks)), to}
+			attacks = append(attacks, a)
+			lines = append(lines, block("server "+a.server+" "+startHostileServer(t, place, to.url), "oauth"))
+		}
+	}
+	// The gateway does connect to trusted hosts.
+	friend := startWatchedServer(t, (*httptest.Server).Start)
+	for name, place := range places {
+		lines = append(lines, block("server trusts_"+strings.ReplaceAll(name, " ", "_")+" "+startHostileServer(t, place,
+			byName(friend.URL)), block("oauth", "trusted_hosts localhost")))
+	}
+	g.start(t, lines...)
+	c := g.join(t)
+	// logIn returns the error text of a login.
+	logIn := func(t *testing.T, server string) string {
+		t.Helper()
+		answer := c.ask(t, "tools/call", callOf(server, "whoami", `{}`)).answer.Raw
+		address := loginAddress.FindString(answer)
+		if address == "" {
+			return answer
+		}
+		page := newFormBrowser(t).logIn(t, address, "alice")
+		if page.status < 400 {
+			t.Errorf("the login went on to %s: %d %s", page.url, page.status, page.text)
+		}
+		return page.text
+	}
+	for _, a := range attacks {
+		t.Run(a.name, func(t *testing.T) {
+			got := logIn(t, a.server)
+			if !strings.Contains(got, a.target.name) || a.url != file && !strings.Contains(got, "trusted_hosts") {
+				t.Errorf("got %s, want %s to be refused", got, a.url)
+			}
+			if n := plain.connections.Load() + secure.connections.Load(); n != 0 {
+				t.Errorf("there were %d connections", n)
+			}
+		})
+	}
+	for name := range places {
+		t.Run(name+" on a trusted host", func(t *testing.T) {
+			before := friend.connections.Load()
+			got := logIn(t, "trusts_"+strings.ReplaceAll(name, " ", "_"))
+			if friend.connections.Load() == before {
+				t.Errorf("got %s, and no connection to the trusted server", got)
+			}
+		})
+	}
+	askAdmin(t, g.admin, "GET", "/config/asked", "")
+	var asked []string
+	for line := range strings.Lines(g.stop(t)) {
+		if strings.Contains(line, `"logger":"admin.api"`) && (strings.Contains(line, "stolen") || strings.Contains(line,
+			"/config/asked")) {
+			asked = append(asked, line)
+		}
+	}
+	if len(asked) != 1 {
+		t.Errorf("the admin API logged %q, want only the test's request", asked)
+	}
+}
+
+// startReplica starts a gateway with its own home directory that shares a Redis with others.
+func startReplica(t *testing.T, redis *replicastest.Redis, lines ...string) *oauthGateway {
+	t.Helper()
+	g := newGateway(t, t.TempDir())
+	g.options = []string{block("mcp_store redis redis://"+redis.Addr, sessionKey, "timeout 2s")}
+	g.start(t, append(lines, "name replicas")...)
+	return g
+}
+
+// A roundRobin is a round-robin proxy: each page of a login comes from another gateway than the
+// page before.
+type roundRobin struct {
+	url string
+
+	mu      sync.Mutex
+	targets []*url.URL
+	count   atomic.Int64
+}
+
+func newRoundRobin(t *testing.T) *roundRobin {
+	t.Helper()
+	s := &roundRobin{}
+	server := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		r.SetURL(s.targets[int(s.count.Add(1))%len(s.targets)])
+		r.SetXForwarded()
+		r.Out.Host = r.In.Host
+	}})
+	t.Cleanup(server.Close)
+	s.url = strings.Replace(server.URL, "127.0.0.1", "localhost", 1)
+	return s
+}
+
+func (s *roundRobin) add(t *testing.T, g *oauthGateway) {
+	t.Helper()
+	u, err := url.Parse(g.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.targets = append(s.targets, u)
+}
+
+// A login whose pages come from three replicas is valid on all of them. They refresh its tokens one
+// after the other.
+func TestOAuthAcrossReplicas(t *testing.T) {
+	isolate(t)
+	redis := replicastest.StartRedis(t)
+	a := startAuthServer(t, fleeting)
+	front := newRoundRobin(t)
+	var all []*oauthGateway
+	for range 3 {
+		g := startReplica(t, redis, "public_url "+front.url, a.line("oauth"))
+		front.add(t, g)
+		all = append(all, g)
+	}
+	address := expectLoginRequest(t, all[0].join(t), "whoami")
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
+	if n := front.count.Load(); n < int64(len(all)) {
+		t.Errorf("%d requests reached the gateways, want at least one each", n)
+	}
+	var running sync.WaitGroup
+	for _, g := range all {
+		c := g.join(t)
+		awaitTools(t, c, accountTools("alice")...)
+		running.Go(func() { callSteadily(t, c, 100, 12) })
+	}
+	running.Wait()
+	expectRefreshes(t, a)
+	if got := a.stats(t); got.Registrations != 1 {
+		t.Errorf("%d registrations", got.Registrations)
+	}
+
+	// A logout on one replica takes effect on all.
+	if out, err := all[1].command(t, "logout").CombinedOutput(); err != nil {
+		t.Errorf("caddy mcp logout: %v: %s", err, out)
+	}
+	for _, g := range all {
+		await.Until(t, "the login to be gone", func() bool { return g.status(t).Login.State != "logged_in" })
+	}
+}
+
+// Tool descriptions approved on one replica are approved on all, also on a replica that starts
+// later.
+func TestPinsAcrossReplicas(t *testing.T) {
+	isolate(t)
+	redis := replicastest.StartRedis(t)
+	far := newRemoteServer(t, "steady", "fickle")
+	lines := []string{"pin_tools on", far.line("far")}
+	first, second := startReplica(t, redis, lines...), startReplica(t, redis, lines...)
+	whole, less := []string{"far__steady", "far__fickle"}, []string{"far__steady"}
+	sees := func(g *oauthGateway, want []string) {
+		t.Helper()
+		c := newTestClient(t, joinedAt(g.url), false, `{}`)
+		await.Until(t, strings.Join(want, " "), func() bool { return slices.Equal(toolNames(t, c), want) })
+		if slices.Equal(want, less) {
+			c.refuses(t, "tools/call", callOf("far", "fickle", `{}`), 403, "tool_changed")
+		}
+	}
+	admin := func(g *oauthGateway, action string) {
+		t.Helper()
+		if got := askAdmin(t, g.admin, "POST", "/mcp_gateway/servers/far/"+action, ""); got.StatusCode != 200 {
+			t.Errorf("%s: %d %s", action, got.StatusCode, got.body)
+		}
+	}
+	change := func(description string) {
+		far.Change(func(s *mcptest.Script) {
+			s.Tools[1] = `{"name":"fickle","description":"` + description + `","inputSchema":{"type":"object"}}`
+		})
+	}
+	sees(first, whole)
+	sees(second, whole)
+	change("It does more.")
+	admin(first, "refresh")
+	sees(first, less)
+	sees(second, less)
+	admin(second, "accept")
+	sees(second, whole)
+	sees(first, whole)
+	change("It does still more.")
+	third := startReplica(t, redis, lines...)
+	sees(third, less)
+	admin(third, "accept")
+	for _, g := range []*oauthGateway{first, second, third} {
+		admin(g, "refresh")
+		sees(g, whole)
+	}
+}
+
+// A client that runs the gateway over stdio logs in at an address that the process opens
+// for logins.
+func TestOAuthStdio(t *testing.T) {
+	isolate(t)
+	a := startAuthServer(t, map[string]any{})
+	p := startStdio(t, writeCaddyfile(t, site(freeAddress(t), gateway(a.line("oauth"), "separator __"))))
+	ask := func(message string) string {
+		t.Helper()
+		p.send(t, message)
+		return p.receive(t, "").Raw
+	}
+	ask(stdioHandshake)
+	text := toolText(t, ask(toolCall{"notes__login", `{}`}.request()))
+	address := loginAddress.FindString(text)
+	if !strings.HasPrefix(address, "http://127.0.0.1:") {
+		t.Fatalf("got %s, want a loopback address", text)
+	}
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
+	if got := toolText(t, ask(toolCall{"notes__whoami", `{}`}.request())); got != "whoami of alice" {
+		t.Errorf("got %s", got)
+	}
+	// Only the login pages are served there.
+	if page, _ := newFormBrowser(t).open(t, address[:strings.Index(address, "/oauth/")]); page.status == 200 &&
+		page.text != "" {
+		t.Errorf("the gateway itself is also served: %d %s", page.status, page.text)
+	}
+	p.close(t)
 }

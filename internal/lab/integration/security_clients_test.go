@@ -2,6 +2,10 @@ package integration
 
 import (
 	"bufio"
+	"compress/gzip"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,11 +14,15 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
@@ -675,4 +683,531 @@ func TestSecurityBytesInFlight(t *testing.T) {
 	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 128<<10 && !hasRaceDetector(t) {
 		t.Errorf("the process grew by %d KiB, want at most 128 MiB", grown)
 	}
+}
+
+// newReplayer starts a server whose streams can be resumed. Its event IDs can be guessed, and it
+// has no sessions: it does not distinguish clients.
+func newReplayer(t *testing.T) *remoteServer {
+	t.Helper()
+	var mu sync.Mutex
+	var results []string
+	return serveScript(t, &mcptest.Script{Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`,
+		Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+			mu.Lock()
+			defer mu.Unlock()
+			last, err := strconv.Atoi(r.HTTP.Header.Get("Last-Event-Id"))
+			switch {
+			case r.Method == "GET" && err == nil:
+				w.Header().Set("Content-Type", "text/event-stream")
+				for i, result := range results[min(last, len(results)):] {
+					fmt.Fprintf(w, "id: %d\ndata: %s\n\n", last+i+1, result)
+				}
+			case r.Method == "tools/call":
+				var arguments struct{ Patient string }
+				_ = json.Unmarshal([]byte(r.Param("arguments")), &arguments)
+				results = append(results, r.Message(mcptest.Text("results of "+arguments.Patient)))
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprintf(w, "id: %d\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\","+
+					"\"params\":{\"progressToken\":1,\"progress\":1}}\n\n", len(results)-1)
+				fmt.Fprintf(w, "id: %d\ndata: %s\n\n", len(results), results[len(results)-1])
+			default:
+				return false
+			}
+			return true
+		}})
+}
+
+// A client can resume only its own streams.
+func TestSecurityStreamsOfOthers(t *testing.T) {
+	isolate(t)
+	url := serve(t, gateway("separator __", twoTokens(), newReplayer(t).line("up")))
+	for _, endpoint := range []string{joinedAt(url), mcpAt(url, "up")} {
+		t.Run(strings.TrimPrefix(endpoint, url), func(t *testing.T) {
+			tool, guesses := "x", []string{"0", "1"}
+			session := map[string][]string{victimToken: nil, thiefToken: nil}
+			if endpoint == joinedAt(url) {
+				tool, guesses = "up__x", []string{"call:MQ/up/0", "call:MQ/up/1"}
+				for token := range session {
+					session[token] = []string{sessionHeader(t, endpoint, bearer(token))}
+				}
+			}
+			resumes := func(token, last string) httpResponse {
+				t.Helper()
+				return send(t, client, "GET", endpoint, "", append(session[token], bearer(token), "Accept: text/event-stream",
+					"Last-Event-Id: "+last)...)
+			}
+			stream := post(t, endpoint, rpc("tools/call", `{"name":"`+tool+`","arguments":{"patient":"victim"},`+
+				`"_meta":{"progressToken":1}}`), append(session[victimToken], bearer(victimToken), acceptBoth)...).body
+			_, last, _ := strings.Cut(stream, "id: ")
+			last, _, _ = strings.Cut(last, "\n")
+			if got := resumes(victimToken, last); got.StatusCode != 200 || !strings.Contains(got.body, "results of victim") {
+				t.Errorf("the victim resumes after %q and gets %d %s", last, got.StatusCode, got.body)
+			}
+			for _, last := range append(guesses, last) {
+				if got := resumes(thiefToken, last); got.StatusCode != 400 || strings.Contains(got.body, "victim") {
+					t.Errorf("the thief resumes after %q and gets %d %s", last, got.StatusCode, got.body)
+				}
+			}
+		})
+	}
+}
+
+// newWorker starts a server with tasks that any client may use. It compresses its responses.
+func newWorker(t *testing.T) (server *remoteServer) {
+	t.Helper()
+	var mu sync.Mutex
+	var tasks []string
+	server = serveScript(t, &mcptest.Script{
+		Sessionless: true, Legacy: true, Tools: []string{"dig"}, Capabilities: `{"tools":{},"tasks":{"list":{},"cancel":{}}}`,
+		Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+			if strings.Contains(r.HTTP.Header.Get("Accept-Encoding"), "gzip") && r.ID != nil {
+				w.Header().Set("Content-Encoding", "gzip")
+				zipped := gzip.NewWriter(w)
+				defer zipped.Close()
+				w = zippedWriter{w, zipped}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			var id string
+			_ = json.Unmarshal([]byte(r.Param("taskId")), &id)
+			list := func(format string) (all []string) {
+				for _, id := range tasks {
+					all = append(all, fmt.Sprintf(format, id))
+				}
+				return all
+			}
+			switch r.Method {
+			case "tools/call":
+				id = fmt.Sprint("t", len(tasks))
+				tasks = append(tasks, id)
+				task := `"taskId":"` + id + `","status":"working"}`
+				if r.Param("task") == "" { // a modern request
+					r.Answer(w, `"result":{"resultType":"task",`+task)
+				} else {
+					r.Answer(w, `"result":{"task":{`+task+`}`)
+				}
+			case "tasks/list":
+				r.Answer(w, `"result":{"tasks":[`+strings.Join(list(`{"taskId":"%s","status":"working"}`), ",")+`]}`)
+			case "tasks/get", "tasks/result", "tasks/cancel", "tasks/update":
+				r.Answer(w, `"result":{"taskId":"`+id+`","status":"working"}`)
+			case "subscriptions/listen": // every subscriber receives all notifications
+				all := list(`{"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"%s","status":"completed",` +
+					`"result":{}}}`)
+				r.Stream(w, append(all, r.Message(`"result":{}`))...)
+			default:
+				if r.ID != nil {
+					server.Answer(w, r)
+				}
+				return r.ID != nil
+			}
+			return true
+		},
+	})
+	return server
+}
+
+// A zippedWriter compresses the response body.
+type zippedWriter struct {
+	http.ResponseWriter
+	zipped *gzip.Writer
+}
+
+func (w zippedWriter) Write(p []byte) (int, error) { return w.zipped.Write(p) }
+
+// Only the client that created a task may use it, and only while it may use the tool.
+func TestSecurityTasksOfOthers(t *testing.T) {
+	isolate(t)
+	up := newWorker(t)
+	seen := func() int {
+		return up.Count("tasks/get", "tasks/result", "tasks/cancel", "tasks/update", "subscriptions/listen")
+	}
+	address := freeAddress(t)
+	line := up.line("up")
+	load(t, site(address, gateway("separator __", "mask off", twoTokens(), line)))
+	url := "http://" + address
+	type way struct {
+		name, at, tool string
+		members        string // further params of a call
+	}
+	ways := []way{
+		{"/mcp", joinedAt(url), "up__dig", `"task":{}`},
+		{"/mcp/{server}", mcpAt(url, "up"), "dig", `"task":{}`},
+		{"/mcp/{server}, modern", mcpAt(url, "up"), "dig",
+			`"_meta":{"io.modelcontextprotocol/clientCapabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}`},
+		{"/rpc", rpcAt(url, "up"), "dig", `"task":{}`},
+	}
+	ask := func(t *testing.T, way way, token, method, params string) string {
+		t.Helper()
+		headers := []string{bearer(token), acceptBoth, connectionClose, "Accept-Encoding: gzip"}
+		if way.name == "/mcp" {
+			headers = append(headers, sessionHeader(t, way.at, bearer(token)))
+		}
+		body := post(t, way.at, rpc(method, params), headers...).body
+		if method == "subscriptions/listen" {
+			return body
+		}
+		return answerIn(body)
+	}
+	methods := []string{"tasks/get", "tasks/result", "tasks/cancel", "tasks/update"}
+	created := map[string]string{}
+	for _, way := range ways {
+		t.Run(way.name, func(t *testing.T) {
+			var got struct {
+				Result struct {
+					TaskID string `json:"taskId"`
+					Task   struct {
+						TaskID string `json:"taskId"`
+					}
+				}
+			}
+			text := ask(t, way, victimToken, "tools/call", `{"name":"`+way.tool+`","arguments":{},`+way.members+`}`)
+			_ = json.Unmarshal([]byte(text), &got)
+			id := got.Result.TaskID + got.Result.Task.TaskID
+			created[way.name] = id
+			if id == "" {
+				t.Fatalf("no task: %s", text)
+			}
+			before := seen()
+			for _, method := range methods {
+				if text := ask(t, way, thiefToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "-32602") ||
+					seen() != before {
+					t.Errorf("%s of another's task: %s", method, text)
+				}
+			}
+			for _, method := range methods {
+				if text := ask(t, way, victimToken, method, `{"taskId":"`+id+`"}`); !strings.Contains(text, "working") {
+					t.Errorf("%s: %s", method, text)
+				}
+			}
+			if text := ask(t, way, thiefToken, "tasks/list", `{}`); !strings.Contains(text, `"tasks":[]`) {
+				t.Errorf("tasks/list of another client: %s", text)
+			}
+			if text := ask(t, way, victimToken, "tasks/list", `{}`); !strings.Contains(text, `"`+id+`"`) {
+				t.Errorf("tasks/list: %s", text)
+			}
+			if way.name == "/mcp" {
+				return // /mcp does not subscribe to tasks
+			}
+			before = seen()
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+
+				`"]}}`); !strings.Contains(text, "-32602") || seen() != before {
+				t.Errorf("the thief subscribed to another's task: %s", text)
+			}
+			if text := ask(t, way, thiefToken, "subscriptions/listen", `{"notifications":{}}`); strings.Contains(text,
+				"taskId") || seen() == before {
+				t.Errorf("the thief subscribed: %s", text)
+			}
+			text = ask(t, way, victimToken, "subscriptions/listen", `{"notifications":{"taskIds":["`+id+`"]}}`)
+			// /rpc has no events
+			if received := strings.Contains(text, `"`+id+`"`); received != (way.name != "/rpc") || !strings.Contains(text,
+				`"result":{}`) {
+				t.Errorf("the victim subscribed: %s", text)
+			}
+		})
+	}
+	t.Run("after the tool was denied", func(t *testing.T) {
+		load(t, site(address, gateway("separator __", twoTokens(), block("client victim", "deny up::dig"), line)))
+		for _, way := range ways {
+			before := seen()
+			if text := ask(t, way, victimToken, "tasks/result", `{"taskId":"`+created[way.name]+`"}`); !strings.Contains(text,
+				"error") || seen() != before {
+				t.Errorf("%s: %s", way.name, text)
+			}
+			if text := ask(t, way, victimToken, "tasks/list", `{}`); strings.Contains(text, "working") {
+				t.Errorf("%s, tasks/list: %s", way.name, text)
+			}
+		}
+	})
+}
+
+// One client cannot use up the limit of calls that wait for client input, whatever capabilities
+// it declares.
+func TestSecurityHeldCallsOfOthers(t *testing.T) {
+	isolate(t)
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	endpoint := joinedAt(serve(t, gateway("separator __", twoTokens(), "server far http://"+upstream(t, remote)+"/mcp")))
+	asks := func(token string, i int) mcpclient.Message {
+		t.Helper()
+		c := newTestClient(t, endpoint, true, fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i),
+			bearer(token))
+		return c.ask(t, "tools/call", callOf("far", "ask", `{"method":"elicitation/create","params":{"message":"m"}}`)).answer
+	}
+	held := 0
+	for i := range 40 {
+		if strings.Contains(asks(thiefToken, i).Raw, "input_required") {
+			held++
+		}
+	}
+	if held != 32 {
+		t.Errorf("%d calls of one client are held, want 32", held)
+	}
+	asks(victimToken, 0).Input(t)
+}
+
+// An ended session stays ended, even after other clients start sessions.
+func TestSecurityEndedSessions(t *testing.T) {
+	isolate(t)
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	t.Cleanup(remote.Close)
+	endpoint := joinedAt(serve(t, gateway("separator __", twoTokens(), "max_sessions 2", "server far http://"+
+		upstream(t, remote)+"/mcp")))
+	session := sessionHeader(t, endpoint, bearer(victimToken))
+	uses := func() int {
+		t.Helper()
+		return post(t, endpoint, rpc("tools/list", `{}`), session, bearer(victimToken), acceptBoth).StatusCode
+	}
+	if got := uses(); got != 200 {
+		t.Fatalf("the session: %d", got)
+	}
+	if got := send(t, client, "DELETE", endpoint, "", session, bearer(victimToken)); got.StatusCode != 204 {
+		t.Fatalf("DELETE: got %d %s, want 204", got.StatusCode, got.body)
+	}
+	for range 4 {
+		sessionHeader(t, endpoint, bearer(thiefToken))
+	}
+	if got := uses(); got != 404 {
+		t.Errorf("the ended session: got %d, want 404", got)
+	}
+}
+
+// expressServer starts the server of peers/express.mjs. The function returns the tool names and
+// methods as Express parsed them.
+func expressServer(t *testing.T) (address string, seen func() (names, methods []string)) {
+	t.Helper()
+	address = freeAddress(t)
+	start(t, peer(t, "express.mjs", address[strings.LastIndexByte(address, ':')+1:]), "listening on port")
+	return address, func() (names, methods []string) {
+		t.Helper()
+		var all []struct{ Method, Name string }
+		if err := json.Unmarshal([]byte(send(t, client, "GET", "http://"+address+"/seen", "").body), &all); err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range all {
+			names, methods = append(names, m.Name), append(methods, m.Method)
+		}
+		return names, methods
+	}
+}
+
+// Decoded as UTF-7, these are different messages: the second names another tool, the third has
+// another method.
+const (
+	callsDelete = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete_file","arguments":{}}}`
+	hidesDelete = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{},` +
+		`"x":"+ACIALAAi-name+ACIAOgAi-delete+AF8-file+ACIALAAi-y+ACIAOgAi-"}}`
+	hidesToolList = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{},` +
+		`"x":"+ACIAfQAsACIAbQBlAHQAaABvAGQAIgA6ACIAdABvAG8AbABzAC8AbABpAHMAdAAiACwAIgBwAGEAcgBhAG0AcwAiADoAewAiAHkAIgA6ACI-"}}`
+)
+
+// The gateway checks the same message that the server reads, whatever encoding the client declares.
+// Express decodes bodies in the charset of the Content-Type.
+func TestSecurityOneReading(t *testing.T) {
+	isolate(t)
+	address, seen := expressServer(t)
+	direct := post(t, "http://"+address+"/mcp", hidesDelete, acceptBoth, "Content-Type: application/json; charset=utf-7")
+	if names, _ := seen(); direct.StatusCode != 200 || !slices.Equal(names, []string{"delete_file"}) {
+		t.Fatalf("Express does not decode UTF-7, so the test proves nothing: %d %s", direct.StatusCode, direct.body)
+	}
+	url := serve(t, gateway(append(rulesForEve("deny files::delete_*"), "server files http://"+address+"/mcp")...))
+	for _, way := range endpointsOf(url, "files") {
+		headers := []string{acceptBoth, bearer(eveToken)}
+		before, _ := seen()
+		if way.name == "/mcp" {
+			headers = append(headers, sessionHeader(t, way.url, bearer(eveToken)))
+		}
+		for _, body := range []string{hidesDelete, hidesToolList} {
+			for _, contentType := range []string{
+				"application/json; charset=utf-7", `application/json;CHARSET="Utf-7"`, "application/json; charset=utf-7-imap",
+				"application/json; charset=utf-16le",
+				"text/plain; charset=utf-7", "application/x-www-form-urlencoded; charset=utf-7",
+				"application/json; charset=utf-7; x", "application/json; charset*=utf-8''utf-7",
+				"application/json; charset=utf-8; charset=utf-7",
+			} {
+				got := post(t, way.url, body, append(headers, "Content-Type: "+contentType)...)
+				if f := gatewayErrorOf(t, got); f.Status != 415 || f.Symbol != "invalid_request" || !strings.Contains(got.body,
+					"charset") {
+					t.Errorf("%s %s: %d %s", way.name, contentType, got.StatusCode, got.body)
+				}
+			}
+			for _, contentType := range []string{
+				"application/json; charset=utf-8", "application/json;charset=UTF8", "application/json",
+				"application/x-www-form-urlencoded", "text/plain", "", "none",
+			} {
+				req := request(t, t.Context(), "POST", way.url, body, headers...)
+				req.Header["Content-Type"] = []string{contentType}
+				if contentType == "none" {
+					req.Header.Del("Content-Type")
+				}
+				res, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				res.Body.Close()
+				if res.StatusCode >= 500 {
+					t.Errorf("%s %q: %d", way.name, contentType, res.StatusCode)
+				}
+			}
+			req := request(t, t.Context(), "POST", way.url, body, headers...)
+			req.Header["Content-Type"] = []string{"application/json", "application/json; charset=utf-7"}
+			res, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res.Body.Close()
+			if res.StatusCode != 415 {
+				t.Errorf("%s, two Content-Types: got %d, want 415", way.name, res.StatusCode)
+			}
+		}
+		names, methods := seen()
+		names, methods = names[len(before):], methods[len(before):]
+		// /mcp itself lists tools
+		if slices.Contains(names, "delete_file") || slices.Contains(methods, "tools/list") && way.name != "/mcp" ||
+			len(names) == 0 {
+			t.Errorf("%s: Express read the methods %q and the tools %q", way.name, methods, names)
+		}
+		if way.name == "/mcp" {
+			continue
+		}
+		if got := gatewayErrorOf(t, post(t, way.url, callsDelete, headers...)); got.Status != 403 {
+			t.Errorf("%s: %+v", way.name, got)
+		}
+	}
+}
+
+// Headers that contradict the message could make a server, or a proxy in front of it, do something
+// else than the gateway has allowed.
+func TestSecurityContradictingHeaders(t *testing.T) {
+	isolate(t)
+	w := newLenientServer(t, "echo", "delete_file")
+	url := serve(t, gateway(append(rulesForEve("deny files::delete_*"), w.line("files"))...))
+	call := rpc("tools/call", `{"name":"echo","arguments":{}}`)
+	for _, way := range endpointsOf(url, "files")[1:] {
+		for _, headers := range [][]string{
+			{"Mcp-Name: delete_file"}, {"Mcp-Method: tools/list"}, {"Mcp-Method: tools/call", "Mcp-Name: delete_file"},
+			{"Mcp-Method: tools/call", "Mcp-Name: =?base64?ZGVsZXRlX2ZpbGU=?="},
+		} {
+			before := w.Count()
+			got := post(t, way.url, call, append(headers, acceptBoth, bearer(eveToken))...)
+			if f := gatewayErrorOf(t, got); f.Status != 400 || f.Symbol != "header_mismatch" || w.Count() != before {
+				t.Errorf("%s %q: %d %s", way.name, headers, got.StatusCode, got.body)
+			}
+		}
+		for _, headers := range [][]string{nil, {"Mcp-Method: tools/call", "Mcp-Name: echo"},
+			{"Mcp-Name: =?base64?ZWNobw==?="}} {
+			if got := post(t, way.url, call, append(headers, acceptBoth, bearer(eveToken))...); got.StatusCode != 200 {
+				t.Errorf("%s %q: got %d %s, want 200", way.name, headers, got.StatusCode, got.body)
+			}
+		}
+	}
+}
+
+// A client cannot override the path, the method or the charset of a request to a server.
+func TestSecurityOverridingHeaders(t *testing.T) {
+	isolate(t)
+	w := newLenientServer(t, "echo")
+	url := serve(t, gateway("separator __", block("client eve", "token "+eveToken), w.line("files")))
+	overrides := map[string]string{
+		"X-Original-Url": "/admin", "X-Rewrite-Url": "/admin", "X-Http-Method-Override": "DELETE", "X-Http-Method": "DELETE",
+		"X-Method-Override": "DELETE", "Accept-Charset": "utf-16",
+		"X-Original-Uri": "/admin", "X-Original-Method": "DELETE", "X-Forwarded-Uri": "/admin",
+		"X-Forwarded-Prefix": "/admin", "X-Forwarded-Path": "/admin", "X-Forwarded-Method": "DELETE",
+		"X_original_url": "/admin", "X_http_method_override": "DELETE",
+		"X-Api-Key": "of the client", "Api-Key": "of the client", "X-Goog-Api-Key": "of the client",
+		"Proxy-Authorization": "Bearer x", "X_api_key": "of the client",
+	}
+	for _, way := range endpointsOf(url, "files") {
+		before := w.Count()
+		headers := []string{acceptBoth, bearer(eveToken), "X-Tenant: mine"}
+		for name, value := range overrides {
+			headers = append(headers, name+": "+value)
+		}
+		if way.name == "/mcp" {
+			post(t, way.url, rpc("initialize", `{`+initParams+`}`), headers...)
+		} else {
+			post(t, way.url, rpc("tools/call", `{`+echoes+`}`), headers...)
+			send(t, &http.Client{Timeout: patience}, "DELETE", mcpAt(url, "files"), "", headers...)
+		}
+		for _, r := range w.Received()[before:] {
+			for name := range r.HTTP.Header {
+				if overrides[name] != "" {
+					t.Errorf("%s: the server received %s: %s", way.name, name, r.HTTP.Header.Get(name))
+				}
+			}
+			if r.HTTP.Header.Get("X-Tenant") != "mine" {
+				t.Errorf("%s: the server received %v", way.name, r.HTTP.Header)
+			}
+		}
+		if w.Count() == before {
+			t.Errorf("%s: the server received no request", way.name)
+		}
+	}
+}
+
+// HTTP/3 requests are checked like those over TCP. Requests in early data, before the handshake is
+// complete, are refused: they can be replayed.
+func TestSecurityHTTP3(t *testing.T) {
+	isolate(t)
+	server := newLenientServer(t, "echo")
+	authority := newAuthority(t, "trusted")
+	certificate, key := writePEM(t, authority.issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "localhost"},
+		DNSNames: []string{"localhost"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}))
+	address := freeAddress(t)
+	load(t, block("", "auto_https disable_redirects")+"\n"+
+		site(address, "tls "+certificate+" "+key, gateway(twoTokens(), block("client thief", "deny alpha::echo"),
+			server.line("alpha"))))
+	_, port, _ := net.SplitHostPort(address)
+	url := "https://localhost:" + port
+
+	roots := x509.NewCertPool()
+	roots.AddCert(authority.certificate)
+	transport := &http3.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "localhost",
+			ClientSessionCache: tls.NewLRUClientSessionCache(8)},
+		QUICConfig: &quic.Config{TokenStore: quic.NewLRUTokenStore(1, 1)},
+	}
+	t.Cleanup(func() { transport.Close() })
+	h3 := &http.Client{Transport: transport, Timeout: patience}
+	call := rpc("tools/call", `{`+echoes+`}`)
+	if got := sendAllHeaders(t, h3, "POST", mcpAt(url, "alpha"), call, bearer(victimToken)); got.StatusCode != 200 ||
+		got.ProtoMajor != 3 {
+		t.Fatalf("%s %d %s", got.Proto, got.StatusCode, got.body)
+	}
+	before := server.Count()
+	for _, way := range endpointsOf(url, "alpha") {
+		expectRefused(t, sendAllHeaders(t, h3, "POST", way.url, call), 401)
+		if f := gatewayErrorOf(t, sendAllHeaders(t, h3, "POST", way.url, call, bearer(victimToken),
+			"Origin: https://evil.example")); f.Symbol != "forbidden_origin" {
+			t.Errorf("%s: %+v", way.name, f)
+		}
+		if f := gatewayErrorOf(t, sendAllHeaders(t, h3, "POST", way.url, call, bearer(victimToken),
+			"Content-Type: application/json; charset=utf-7")); f.Status != 415 {
+			t.Errorf("%s: %+v", way.name, f)
+		}
+	}
+	expectRefused(t, sendAllHeaders(t, h3, "POST", mcpAt(url, "alpha"), call, bearer(thiefToken)), 403)
+	if server.Count() != before {
+		t.Error("the server received a request")
+	}
+
+	// A new connection sends its first request in early data, if possible.
+	await.Until(t, "a request in early data", func() bool {
+		transport.CloseIdleConnections()
+		before := server.Count()
+		req := request(t, t.Context(), http3.MethodGet0RTT, mcpAt(url, "alpha"), "", "Accept: text/event-stream",
+			bearer(victimToken))
+		res, err := transport.RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		if res.StatusCode != http.StatusTooEarly {
+			return false
+		}
+		text, _ := io.ReadAll(res.Body)
+		if !strings.Contains(string(text), `"invalid_request"`) || server.Count() != before {
+			t.Errorf("%s; the server received %d requests", text, server.Count()-before)
+		}
+		return true
+	})
 }

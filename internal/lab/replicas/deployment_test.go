@@ -3,16 +3,20 @@
 package replicas
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +24,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
 // A deployment is a gateway: one process, or several behind a balancer.
@@ -281,4 +286,275 @@ func (c *caddy) awaitStore(t *testing.T) {
 // block returns a block of a Caddyfile.
 func block(name string, lines ...string) string {
 	return strings.TrimSpace(name+" {") + "\n" + strings.Join(lines, "\n") + "\n}\n"
+}
+
+// A cluster is a Redis Cluster of three masters with one replica each.
+type cluster struct {
+	addresses string // addresses of all nodes, as in mcp_store
+	masters   []*replicastest.Redis
+	nodes     []*replicastest.Redis
+}
+
+const clusterSlots = 16384
+
+// startCluster starts a cluster and waits until its nodes know each other and are in sync.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := new(cluster)
+	var buses, addresses []string
+	for range 6 {
+		bus := strconv.Itoa(replicastest.FreePort(t))
+		node := replicastest.StartRedis(t, "--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout",
+			"1000",
+			"--repl-diskless-sync-delay", "0")
+		buses, addresses, c.nodes = append(buses, bus), append(addresses, node.Addr), append(c.nodes, node)
+	}
+	c.addresses, c.masters = "redis://"+strings.Join(addresses, " "), c.nodes[:3]
+	for i, master := range c.masters {
+		expect(t, master, "+OK", "CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(i*clusterSlots/3),
+			strconv.Itoa((i+1)*clusterSlots/3-1))
+		expect(t, master, "+OK", "CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1))
+	}
+	for i, node := range c.nodes[1:] {
+		host, port, _ := net.SplitHostPort(node.Addr)
+		expect(t, c.nodes[0], "+OK", "CLUSTER", "MEET", host, port, buses[i+1])
+	}
+	c.await(t, "cluster_known_nodes:6")
+	for i, replica := range c.nodes[3:] {
+		_, id, _ := strings.Cut(c.masters[i].Do("CLUSTER", "MYID"), "\r\n")
+		await.Until(t, "the replica to know its master",
+			func() bool { return replica.Do("CLUSTER", "REPLICATE", id) == "+OK" })
+	}
+	for _, master := range c.masters {
+		await.Until(t, "the replica to be in sync", func() bool {
+			return strings.Contains(master.Do("INFO", "replication"), "state=online")
+		})
+	}
+	c.await(t, "cluster_state:ok")
+	return c
+}
+
+// await waits until all nodes report this state of the cluster.
+func (c *cluster) await(t *testing.T, state string) {
+	t.Helper()
+	for _, node := range c.nodes {
+		await.Until(t, state, func() bool { return strings.Contains(node.Do("CLUSTER", "INFO"), state) })
+	}
+}
+
+// masterOf returns the master that holds a key.
+func (c *cluster) masterOf(t *testing.T, key string) *replicastest.Redis {
+	t.Helper()
+	slot, err := strconv.Atoi(strings.TrimPrefix(c.nodes[0].Do("CLUSTER", "KEYSLOT", key), ":"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, master := range c.masters {
+		if slot < (i+1)*clusterSlots/3 {
+			return master
+		}
+	}
+	panic("no such slot")
+}
+
+func expect(t *testing.T, server *replicastest.Redis, want string, command ...string) {
+	t.Helper()
+	if got := server.Do(command...); got != want {
+		t.Fatalf("%v: got %s, want %s", command, got, want)
+	}
+}
+
+// A sentinelSet is a Redis master with a replica, and three sentinels.
+type sentinelSet struct {
+	addresses string // addresses of the sentinels, as in mcp_store
+	master    *replicastest.Redis
+	servers   []*replicastest.Redis // master and replica
+}
+
+// startSentinels starts a set and waits until its sentinels know each other and the replica.
+func startSentinels(t *testing.T) *sentinelSet {
+	t.Helper()
+	if _, err := exec.LookPath("redis-sentinel"); err != nil {
+		t.Skip("redis-sentinel is not installed: on Debian, apt-get install redis-sentinel")
+	}
+	master := replicastest.StartRedis(t, "--repl-diskless-sync-delay", "0")
+	host, port, _ := net.SplitHostPort(master.Addr)
+	replica := replicastest.StartRedis(t, "--replicaof", host, port)
+	await.Until(t, "the replica to be in sync", func() bool {
+		return strings.Contains(master.Do("INFO", "replication"), "state=online")
+	})
+	ports, err := loopback.FreePorts(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var addresses []string
+	for _, sentinel := range ports {
+		startSentinel(t, sentinel, host, port)
+		addresses = append(addresses, fmt.Sprintf("127.0.0.1:%d", sentinel))
+	}
+	for _, sentinel := range ports {
+		await.Until(t, "the sentinels to know each other", func() bool {
+			reply := redisCommand(sentinel, "SENTINEL", "MASTER", "mymaster")
+			return field(reply, "num-slaves") == "1" && field(reply, "num-other-sentinels") == "2" &&
+				field(reply, "flags") == "master"
+		})
+	}
+	return &sentinelSet{"redis://" + strings.Join(addresses, " "), master, []*replicastest.Redis{master, replica}}
+}
+
+// startSentinel starts a sentinel that ends with the test.
+func startSentinel(t *testing.T, port int, master, masterPort string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "sentinel.conf")
+	config := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir %s\n"+
+		"sentinel monitor mymaster %s %s 2\nsentinel down-after-milliseconds mymaster 1000\nsentinel failover-timeout "+
+		"mymaster 5000\n",
+		port, filepath.Dir(file), master, masterPort)
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("redis-sentinel", file)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("sentinel: %s", output.String())
+		}
+	})
+}
+
+// redisCommand sends a command and returns the raw reply, or "".
+func redisCommand(port int, command ...string) string {
+	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "%s\r\n", strings.Join(command, " "))
+	reply := make([]byte, 64<<10)
+	n, _ := conn.Read(reply)
+	return string(reply[:n])
+}
+
+// field returns the value after a name in a reply of Redis.
+func field(reply, name string) string {
+	lines := strings.Split(reply, "\r\n")
+	for i := range lines {
+		if lines[i] == name && i+2 < len(lines) {
+			return lines[i+2]
+		}
+	}
+	return ""
+}
+
+// A relay is a connection to Redis that can delay or hold data.
+type relay struct {
+	addr  string
+	to    string        // address of Redis
+	delay time.Duration // delay of each chunk, in both directions
+
+	mu      sync.Mutex
+	passing chan struct{}         // closed unless data is held
+	conns   map[net.Conn]struct{} // both ends of all connections
+	running sync.WaitGroup
+}
+
+// newRelay starts a relay that ends with the test.
+func newRelay(t *testing.T, to string, delay time.Duration) *relay {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{addr: listener.Addr().String(), to: to, delay: delay, passing: make(chan struct{}),
+		conns: map[net.Conn]struct{}{}}
+	r.resume()
+	r.running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			r.serve(conn)
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		r.cut()
+		r.running.Wait()
+	})
+	return r
+}
+
+func (r *relay) serve(client net.Conn) {
+	server, err := net.Dial("tcp", r.to)
+	if err != nil {
+		client.Close()
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.conns[client], r.conns[server] = struct{}{}, struct{}{}
+	r.running.Go(func() { r.pass(client, server) })
+	r.running.Go(func() { r.pass(server, client) })
+}
+
+// pass copies data from one end to the other until one of them is closed.
+func (r *relay) pass(src, dst net.Conn) {
+	defer func() {
+		src.Close()
+		dst.Close()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.conns, src)
+		delete(r.conns, dst)
+	}()
+	piece := make([]byte, 64<<10)
+	for {
+		n, err := src.Read(piece)
+		if err != nil {
+			return
+		}
+		time.Sleep(r.delay)
+		r.mu.Lock()
+		passing := r.passing
+		r.mu.Unlock()
+		<-passing
+		if _, err := dst.Write(piece[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// hold holds data back. Connections stay open.
+func (r *relay) hold() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.passing = make(chan struct{})
+}
+
+// resume lets data pass again, including what was held.
+func (r *relay) resume() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.passing)
+}
+
+// cut closes all connections and discards held data. New connections are possible.
+func (r *relay) cut() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for end := range r.conns {
+		end.Close()
+	}
+	select {
+	case <-r.passing:
+	default:
+		close(r.passing)
+	}
 }

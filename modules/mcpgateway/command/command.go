@@ -4,8 +4,29 @@
 package command
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func init() {
@@ -17,4 +38,189 @@ func init() {
 				newLoginCommand(), newLogoutCommand())
 		},
 	})
+}
+
+// An adminClient uses the admin API of the running Caddy, or of Caddy in this process.
+type adminClient struct {
+	address, config, adapter, gateway string // values of the flags
+
+	private bool // Caddy runs in this process, see startPrivate
+}
+
+func (c *adminClient) addFlags(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
+	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
+	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
+	cmd.Flags().StringVar(&c.gateway, "gateway", "", "Name of the mcp_gateway, if there are several")
+}
+
+// serverPath returns the path of a server in the API.
+func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
+
+// errNotRunning means that nothing listens at the admin address.
+var errNotRunning = errors.New("no Caddy is running")
+
+// request sends a request to the API. It decodes the response into answer unless that is nil.
+func (c *adminClient) request(
+	ctx context.Context, method, path string, query url.Values, body string, answer any,
+) error {
+	res, err := c.open(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if answer == nil {
+		return nil
+	}
+	if err := json.NewDecoder(res.Body).Decode(answer); err != nil {
+		return fmt.Errorf("admin API: %w", err)
+	}
+	return nil
+}
+
+// open sends a request to the API, with the gateway of the flags in its query. It returns error
+// responses as *[adminapi.Error].
+func (c *adminClient) open(
+	ctx context.Context, method, path string, query url.Values, body string,
+) (*http.Response, error) {
+	client, origin, err := c.httpClient()
+	if err != nil {
+		return nil, err
+	}
+	if c.gateway != "" && query.Get("gateway") == "" {
+		query.Set("gateway", c.gateway)
+	}
+	uri := "/mcp_gateway" + path
+	if len(query) > 0 {
+		uri += "?" + query.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, method, origin+uri, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Origin", origin)
+	r.Header.Set("Content-Type", "application/json")
+	res, err := client.Do(r)
+	if err != nil {
+		return nil, requestError(err)
+	}
+	if res.StatusCode >= 400 {
+		defer res.Body.Close()
+		return nil, readAdminError(res)
+	}
+	return res, nil
+}
+
+// httpClient returns an HTTP client that connects to the API, and the Origin to send.
+func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
+	if c.private {
+		transport := &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}
+		return &http.Client{Transport: transport}, "http://" + pipenet.AdminHost, nil
+	}
+	var config []byte
+	if c.config != "" {
+		if config, _, err = configfile.Load(c.config, c.adapter); err != nil { // without Caddy's log line
+			return nil, "", err
+		}
+	}
+	text, err := caddycmd.DetermineAdminAPIAddress(c.address, config, c.config, c.adapter)
+	if err != nil {
+		return nil, "", err
+	}
+	address, err := caddy.ParseNetworkAddress(text)
+	if err != nil || address.PortRangeSize() > 1 {
+		return nil, "", fmt.Errorf("invalid admin address %s: %v", text, err)
+	}
+	origin = "http://" + address.JoinHostPort(0)
+	if address.IsUnixNetwork() {
+		origin = "http://127.0.0.1"
+		address.Host, _, _ = strings.Cut(address.Host, "|") // permissions follow
+	}
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, address.Network, address.JoinHostPort(0))
+	}
+	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, origin, nil
+}
+
+// requestError returns the error of a request. It wraps errNotRunning if there was no connection.
+func requestError(err error) error {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		err = failed.Err
+	}
+	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" {
+		return fmt.Errorf("%w: %w; set --address or --config if its admin API is elsewhere", errNotRunning, err)
+	}
+	return fmt.Errorf("admin API: %w", err)
+}
+
+// readAdminError returns the error in a response of the API.
+func readAdminError(res *http.Response) error {
+	failure := &adminapi.Error{Status: res.StatusCode}
+	body, err := io.ReadAll(io.LimitReader(res.Body, adminapi.MaxBody))
+	if err != nil {
+		return fmt.Errorf("admin API: status %d: %w", res.StatusCode, err)
+	}
+	if json.Unmarshal(body, failure) != nil || failure.Message == "" {
+		failure.Message = fmt.Sprintf("status %d: %s", res.StatusCode, body)
+	}
+	failure.Message = printable(failure.Message)
+	return failure
+}
+
+// errFailed makes a command exit with status 1, after it has printed why.
+var errFailed = errors.New("failed")
+
+// run runs a command until it ends or is interrupted. Then it stops Caddy if that runs in this
+// process.
+func (c *adminClient) run(cmd *cobra.Command, do func(context.Context) error) error {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := do(ctx)
+	cmd.SilenceErrors = errors.Is(err, errFailed)
+	if !c.private {
+		return err
+	}
+	code := caddy.ExitCodeSuccess
+	if err != nil {
+		code = caddy.ExitCodeFailedStartup
+	}
+	if err != nil && !cmd.SilenceErrors {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+	}
+	_, err = exitPrivate(code)
+	return err
+}
+
+// printable escapes control and invisible characters in a text of unknown origin, so that a
+// terminal shows it on one line.
+func printable(text string) string { return escaped(text, "") }
+
+// printableLines is printable for texts of several lines. It keeps newlines and tabs.
+func printableLines(text string) string { return escaped(text, "\n\t") }
+
+func escaped(text, kept string) string {
+	plain := func(r rune) bool { return unicode.IsPrint(r) || strings.ContainsRune(kept, r) }
+	if utf8.ValidString(text) && strings.IndexFunc(text, func(r rune) bool { return !plain(r) }) < 0 {
+		return text
+	}
+	var b strings.Builder
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRuneInString(text[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case plain(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+		i += size
+	}
+	return b.String()
+}
+
+// isTerminal reports whether a file is a terminal.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && info.Mode()&os.ModeDevice != 0 && f.Name() != os.DevNull
 }

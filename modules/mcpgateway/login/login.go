@@ -3,14 +3,19 @@ package login
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -256,3 +261,185 @@ func (l *Login) Logout(ctx context.Context, client string) error {
 	l.notifyChanged(account)
 	return err
 }
+
+// An attempt receives the response to a request with a token. It discards a response that requires
+// another token, and forwards all others.
+type attempt struct {
+	w      http.ResponseWriter
+	header http.Header
+	status int // 0 until known
+}
+
+// refused reports whether the response requires another token.
+func (a *attempt) refused() bool {
+	switch a.status {
+	case http.StatusUnauthorized:
+		return true
+	case http.StatusForbidden:
+		return strings.Contains(strings.Join(a.header.Values("WWW-Authenticate"), ","), "insufficient_scope")
+	}
+	return false
+}
+
+// Header returns the header of w once the response is forwarded. Until then, and if the response is
+// discarded, it returns a header of its own.
+func (a *attempt) Header() http.Header {
+	switch {
+	case a.status != 0 && !a.refused():
+		return a.w.Header()
+	case a.header == nil:
+		a.header = a.w.Header().Clone()
+	}
+	if a.header == nil {
+		a.header = http.Header{}
+	}
+	return a.header
+}
+
+func (a *attempt) WriteHeader(status int) {
+	if status < 200 {
+		a.w.WriteHeader(status)
+		return
+	}
+	if a.status != 0 {
+		return
+	}
+	header := a.Header()
+	a.status = status
+	if a.refused() {
+		return
+	}
+	sent := a.w.Header()
+	clear(sent)
+	maps.Copy(sent, header)
+	a.w.WriteHeader(status)
+}
+
+func (a *attempt) Write(p []byte) (int, error) {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.refused() {
+		return len(p), nil
+	}
+	return a.w.Write(p)
+}
+
+func (a *attempt) FlushError() error {
+	if a.status == 0 {
+		a.WriteHeader(http.StatusOK)
+	}
+	if a.refused() {
+		return nil
+	}
+	return http.NewResponseController(a.w).Flush()
+}
+
+// Unwrap returns the underlying writer, for http.ResponseController.
+func (a *attempt) Unwrap() http.ResponseWriter { return a.w }
+
+// ReadFrom keeps io.Copy from using the ReadFrom of the underlying writer.
+func (a *attempt) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
+
+// failures holds recent failures by account. While a failure is recent, the gateway does not send
+// the same token to the server again.
+type failures struct {
+	mu    sync.Mutex
+	known *simplelru.LRU[string, failure]
+}
+
+// A failure says why the server refused a token.
+type failure struct {
+	token [sha256.Size]byte
+	err   error
+	time  time.Time
+}
+
+const (
+	// failurePause is how long a failure counts as recent.
+	failurePause = 5 * time.Second
+	// maxFailures is the maximum number of accounts with a failure.
+	maxFailures = 10_000
+)
+
+// add records the failure of an account with a token.
+func (f *failures) add(account, token string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.known.Add(account, failure{sha256.Sum256([]byte(token)), err, time.Now()})
+}
+
+// recent returns the recent failure of an account with a token, or nil.
+func (f *failures) recent(account, token string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	known, ok := f.known.Get(account)
+	if ok && time.Since(known.time) < failurePause && known.token == sha256.Sum256([]byte(token)) {
+		return known.err
+	}
+	return nil
+}
+
+// forget removes the failure of an account.
+func (f *failures) forget(account string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.known.Remove(account)
+}
+
+// usedStates holds the states of finished logins in this process.
+var usedStates stateSet
+
+// A stateSet is a set of IDs of states.
+type stateSet struct {
+	mu   sync.Mutex
+	used *simplelru.LRU[string, struct{}]
+}
+
+// maxStates limits the number of IDs. If an ID is dropped, the authorization server still accepts
+// the code only once.
+const maxStates = 100_000
+
+// add adds an ID and reports whether it is new.
+func (s *stateSet) add(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used == nil {
+		s.used, _ = simplelru.NewLRU[string, struct{}](maxStates, nil) // the size is positive
+	}
+	if s.used.Contains(id) {
+		return false
+	}
+	s.used.Add(id, struct{}{})
+	return true
+}
+
+// loginChanges wakes requests that wait for a login, when a login in this process changes.
+var loginChanges = &signal{pending: make(chan struct{})}
+
+// A signal wakes any number of waiting goroutines.
+type signal struct {
+	mu      sync.Mutex
+	pending chan struct{}
+}
+
+// next returns a channel that is closed at the next change.
+func (s *signal) next() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pending
+}
+
+// notify closes the channel of next.
+func (s *signal) notify() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.pending)
+	s.pending = make(chan struct{})
+}
+
+// Interface guards
+var (
+	_ http.ResponseWriter = (*attempt)(nil)
+	_ io.ReaderFrom       = (*attempt)(nil)
+)

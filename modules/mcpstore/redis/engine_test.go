@@ -2,13 +2,21 @@ package redis
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
-
-	"github.com/caddyserver/caddy/v2"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
@@ -59,4 +67,248 @@ func try(t testing.TB, e replicas.Engine) error {
 	ctx, cancel := context.WithTimeout(t.Context(), 250*time.Millisecond)
 	defer cancel()
 	return e.Set(ctx, "test:v", []byte("1"), time.Hour)
+}
+
+func TestServerComesLater(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	server.Stop()
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	if err := wantUnusable(t, e); !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("got %v, want connection refused", err)
+	}
+	server.Restart()
+	waitUsable(t, e)
+}
+
+func TestCloseWithoutServer(t *testing.T) {
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(replicastest.FreePort(t)))
+	for _, settings := range []Redis{
+		{URL: "redis://" + address},
+		{URL: "redis://" + address, Cluster: true},
+		{URL: "redis://" + address, Sentinel: &Sentinel{Master: "shared"}},
+	} {
+		e := openEngine(t, settings)
+		_ = wantUnusable(t, e)
+		e.Close()
+		_ = wantUnusable(t, e)
+	}
+}
+
+// subscribe subscribes to a topic, and returns a counter of its messages.
+func subscribe(t *testing.T, e replicas.Engine, topic string) *atomic.Int64 {
+	t.Helper()
+	return subscribeWithLoss(t, e, topic, func() {})
+}
+
+// subscribeWithLoss is like subscribe, but calls lost when messages may have been lost.
+func subscribeWithLoss(t *testing.T, e replicas.Engine, topic string, lost func()) *atomic.Int64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	received := new(atomic.Int64)
+	stop, err := e.Subscribe(ctx, topic, func(message []byte) {
+		if message == nil {
+			lost()
+		} else {
+			received.Add(1)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return received
+}
+
+// waitForMessage publishes messages until one more is received.
+func waitForMessage(t *testing.T, e replicas.Engine, topic string, received *atomic.Int64) {
+	t.Helper()
+	before := received.Load()
+	await.Until(t, "a message is received", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = e.Publish(ctx, topic, []byte("1"))
+		return received.Load() > before
+	})
+}
+
+func TestServerRestarts(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	var lost atomic.Int64
+	received := subscribeWithLoss(t, e, "test:{a}", func() { lost.Add(1) })
+	waitForMessage(t, e, "test:{a}", received)
+	for i := range 3 {
+		server.Stop()
+		_ = wantUnusable(t, e)
+		server.Restart()
+		waitUsable(t, e)
+		// The server has lost the scripts, so the engine sends them again.
+		if swapped, err := e.Swap(t.Context(), "test:s", nil, []byte("1"), 0); !swapped || err != nil {
+			t.Errorf("swapped %t, %v", swapped, err)
+		}
+		waitForMessage(t, e, "test:{a}", received)
+		if n := lost.Load(); n != int64(i+1) {
+			t.Errorf("%d notices that messages may have been lost, want %d", n, i+1)
+		}
+	}
+}
+
+func TestServerStalls(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	received := subscribe(t, e, "test:{a}")
+	waitUsable(t, e)
+	server.Pause()
+	defer server.Continue()
+	before := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for range 4 * maxPending {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := e.Get(ctx, "test:v"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a stalled server responds: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	// Connections may have started some goroutines meanwhile.
+	if now := runtime.NumGoroutine(); now > before+maxPending+20 {
+		t.Errorf("%d goroutines left after %d operations", now-before, 4*maxPending)
+	}
+	// The engine closes the connections, which ends all pending operations.
+	await.Until(t, "nothing is pending", func() bool { return len(e.(*engine).pending) == 0 })
+	_ = wantUnusable(t, e)
+	server.Continue()
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{a}", received)
+}
+
+func TestServerIsFull(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	ctx := t.Context()
+	value := []byte("1")
+	for _, key := range []string{"test:0", "test:1"} {
+		if err := e.Set(ctx, key, value, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, server, "+OK", "CONFIG", "SET", "maxmemory", "1")
+	// A full server still accepts ends of sessions, nonces and rates, which are small and needed.
+	if err := e.Set(ctx, "test:2", value, time.Hour); err != nil {
+		t.Errorf("set: %v", err)
+	}
+	if swapped, err := e.Swap(ctx, "test:swap", nil, value, time.Hour); !swapped || err != nil {
+		t.Errorf("swapped %t, %v", swapped, err)
+	}
+	err := e.Keep(ctx, replicas.Entry{Owner: "test:o", Key: "test:kept", Value: value, TTL: time.Hour,
+		OwnerBytes: 1 << 30})
+	if !errors.Is(err, replicas.ErrFull) {
+		t.Errorf("keep: got %v, want %v", err, replicas.ErrFull)
+	}
+	for range 2 {
+		if taken, wait, err := e.Spend(ctx,
+			[]replicas.Bucket{{Key: "test:b", Rate: 1, Burst: 5, Want: 1}}); len(taken) != 1 || err != nil {
+			t.Errorf("spent %v, %s, %v", taken, wait, err)
+		}
+	}
+	if deleted, err := e.Delete(ctx, "test:0"); !deleted || err != nil {
+		t.Errorf("deleted %t, %v", deleted, err)
+	}
+	if swapped, err := e.Swap(ctx, "test:1", value, nil, 0); !swapped || err != nil {
+		t.Errorf("removed %t, %v", swapped, err)
+	}
+}
+
+func TestServerRefuses(t *testing.T) {
+	server := replicastest.StartRedis(t, "--user", "limited", "on", ">good-secret", "~*", "&*", "-@all", "+hello",
+		"+ping", "+get", "+mget")
+	for name, test := range map[string]struct {
+		settings Redis
+		want     string
+	}{
+		"wrong password": {Redis{URL: "redis://limited:bad-secret@" + server.Addr}, "WRONGPASS"},
+		"unknown user":   {Redis{URL: "redis://" + server.Addr, Username: "other", Password: "bad-secret"}, "WRONGPASS"},
+		"no permission":  {Redis{URL: "redis://limited:good-secret@" + server.Addr}, "NOPERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := try(t, openEngine(t, test.settings))
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("got %v, want %s", err, test.want)
+			}
+		})
+	}
+}
+
+// A store stays down if its user may use keys but not channels, and the error says why.
+func TestUserWithoutChannels(t *testing.T) {
+	user := slices.Concat([]string{"--user", "limited", "on", ">secret"}, strings.Fields(rules), []string{"resetchannels"})
+	server := replicastest.StartRedis(t, user...)
+	e := openEngine(t, Redis{URL: "redis://limited:secret@" + server.Addr})
+	waitUsable(t, e)
+	store := replicastest.Replica(t, e)
+	const want = "NOPERM this user has no permissions to access one of the channels"
+	for range 3 {
+		if err := store.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ping: %v", err)
+		}
+		if err := store.Cause(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("cause %v", err)
+		}
+	}
+	if n := store.Outages(); n != 1 {
+		t.Errorf("%d outages, want 1", n)
+	}
+	expect(t, server, "+OK", "ACL", "SETUSER", "limited", "&test:*")
+	await.Until(t, "the store is up", store.Up)
+}
+
+func TestServerIsReplica(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	waitUsable(t, e)
+	store := replicastest.Replica(t, e)
+	server.Do("REPLICAOF", "127.0.0.1", "1")
+	space := store.Space("test")
+	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); !errors.Is(err, replicas.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "READONLY") {
+		t.Errorf("set at a replica: %v", err)
+	}
+	if store.Up() {
+		t.Error("the store is up")
+	}
+	server.Do("REPLICAOF", "NO", "ONE")
+	await.Until(t, "the store is up", store.Up)
+	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailover(t *testing.T) {
+	s := startSet(t)
+	e := openEngine(t, s.settings())
+	received := subscribe(t, e, "test:{a}")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := e.Set(ctx, "test:kept", []byte("1"), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the replica has the value", func() bool {
+		return strings.Contains(s.replica.Do("EXISTS", "test:kept"), "1")
+	})
+	s.master.Stop()
+	_ = wantUnusable(t, e)
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{a}", received)
+	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	values, err := e.Get(ctx, "test:kept")
+	if err != nil || fmt.Sprintf("%s", values) != "[1]" {
+		t.Errorf("after the failover: %s, %v", values, err)
+	}
+	// The old master comes back as a replica.
+	s.master.Restart()
+	waitUsable(t, e)
 }

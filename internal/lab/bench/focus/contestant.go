@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/focus"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // A contestant shortens the text of a task to a number of characters. It returns an empty
@@ -166,6 +169,147 @@ func paragraphs(lines []string) []span {
 			all = append(all, span{i, i})
 		}
 		all[len(all)-1].end = i + 1
+	}
+	return all
+}
+
+func subwords(text string) []string { return slices.Collect(words.Terms(text)) }
+
+func subwordsOf(lines []string) []string { return subwords(strings.Join(lines, "\n")) }
+
+// bm25 returns the score of each text for a query, all of them as subwords.
+func bm25(query []string, texts [][]string) []float64 {
+	const k1, b = 1.2, 0.75
+	query = slices.Compact(slices.Sorted(slices.Values(query)))
+	counts := make([]map[string]float64, len(texts))
+	frequency := map[string]float64{} // number of texts with a subword
+	total := 0
+	for i, text := range texts {
+		counts[i] = map[string]float64{}
+		total += len(text)
+		for _, word := range text {
+			counts[i][word]++
+			if counts[i][word] == 1 {
+				frequency[word]++
+			}
+		}
+	}
+	n := float64(len(texts))
+	mean := max(1, float64(total)/max(1, n))
+	scores := make([]float64, len(texts))
+	for i, text := range texts {
+		for _, word := range query {
+			f := counts[i][word]
+			scores[i] += math.Log(1+(n-frequency[word]+0.5)/(frequency[word]+0.5)) * f * (k1 + 1) / (f +
+				k1*(1-b+b*float64(len(text))/mean))
+		}
+	}
+	return scores
+}
+
+// plainReference keeps the lines that BM25 over subwords ranks first, without a trained
+// model. The score of a line is that of its block, of windows of 4 and of 16 lines around
+// it, and of the line that names its definition or section. Blank lines and braces count
+// less. It keeps whole runs: see keepRuns.
+func plainReference(goal string, lines []string, budget int) string {
+	query := subwords(goal)
+	inLine := make([][]string, len(lines))
+	for i, line := range lines {
+		inLine[i] = subwords(line)
+	}
+	blocks := indented(lines)
+	inBlock := make([][]string, len(blocks))
+	named := make([][]string, len(blocks))
+	for i, b := range blocks {
+		inBlock[i] = slices.Concat(inLine[b.start:b.end]...)
+		named[i] = inLine[b.start]
+	}
+	byBlock, byName := bm25(query, inBlock), bm25(query, named)
+	by4, by16 := bm25(query, windows(inLine, 4)), bm25(query, windows(inLine, 16))
+	scores := make([]float64, len(lines))
+	for i, b := range blocks {
+		for line := b.start; line < b.end; line++ {
+			scores[line] = 0.5*byBlock[i] + by4[line] + by16[line] + byName[i]
+			if !letters.MatchString(lines[line]) {
+				scores[line] *= 0.6
+			}
+		}
+	}
+	return keepRuns(lines, scores, budget)
+}
+
+var letters = regexp.MustCompile(`[\pL\d]`)
+
+// windows returns the subwords of size lines around each line.
+func windows(inLine [][]string, size int) [][]string {
+	all := make([][]string, len(inLine))
+	for i := range inLine {
+		all[i] = slices.Concat(inLine[max(0, i-size/2):min(len(inLine), i+size/2+1)]...)
+	}
+	return all
+}
+
+// A span is a range of lines, [start, end).
+type span struct{ start, end int }
+
+// indented splits a text before each unindented line that follows a blank or indented one:
+// into definitions, sections and paragraphs, each with its name first.
+func indented(lines []string) []span {
+	all := []span{{0, 1}}
+	for i := 1; i < len(lines); i++ {
+		before, line := lines[i-1], lines[i]
+		outer := strings.TrimLeft(line, " \t") == line && letters.MatchString(line)
+		if outer && (strings.TrimSpace(before) == "" || strings.TrimLeft(before, " \t") != before) {
+			all = append(all, span{i, i})
+		}
+		all[len(all)-1].end = i + 1
+	}
+	return all
+}
+
+// keepRuns keeps runs of lines whose scores exceed the price of their characters and of a
+// marker. It finds the price of a character for the budget by bisection.
+func keepRuns(lines []string, scores []float64, budget int) string {
+	low, high := 0.0, 1.0+slices.Max(scores)
+	best := newPage(lines, budget)
+	for range 40 {
+		price := (low + high) / 2
+		p := newPage(lines, budget)
+		if fits := p.add(bestRuns(p, scores, price)...); fits {
+			high, best = price, p
+		} else {
+			low = price
+		}
+	}
+	// Fill up with the best lines next to kept ones.
+	for _, i := range bestFirst(scores) {
+		if i > 0 && best.kept[i-1] || i+1 < len(lines) && best.kept[i+1] {
+			best.add(i)
+		}
+	}
+	return best.String()
+}
+
+// bestRuns returns the lines of the runs with the highest total score after subtracting
+// the price of their characters and of one marker each.
+func bestRuns(p *page, scores []float64, price float64) []int {
+	var kept, removed float64 // best total so far, if the last line is kept or not
+	fromKept := make([][2]bool, len(scores))
+	cost := price * float64(markerChars(p.lines))
+	for i, score := range scores {
+		value := score - price*float64(len(p.lines[i])+7)
+		fromKept[i] = [2]bool{kept-cost > removed, kept > removed}
+		removed, kept = max(removed, kept-cost), max(kept, removed)+value
+	}
+	var all []int
+	is := kept > removed
+	for i := len(scores) - 1; i >= 0; i-- {
+		if is {
+			all = append(all, i)
+			is = fromKept[i][1]
+		} else {
+			is = fromKept[i][0]
+		}
 	}
 	return all
 }

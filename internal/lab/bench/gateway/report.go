@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -234,4 +236,104 @@ func replaceReport(document, report []byte) ([]byte, error) {
 	}
 	return slices.Concat(before, []byte(reportBegins+"\n\n"), bytes.TrimSpace(report), []byte("\n\n"+reportEnds), after),
 		nil
+}
+
+// A readingKey identifies the figures of a contestant in a case.
+type readingKey struct{ name, contestant string }
+
+// record records the figures of a contestant in a case, one per round if there are several.
+func (b *bench) record(name, contestant string, values ...float64) {
+	if b.readings == nil {
+		b.readings = map[readingKey][]float64{}
+	}
+	b.readings[readingKey{name, contestant}] = values
+}
+
+const (
+	perServer   = "mcp_gateway /mcp/{server}, mask off"
+	joined      = "mcp_gateway /mcp"
+	joinedStdio = joined + ", stdio"
+	tbxarkStdio = "TBXark mcp-proxy, stdio"
+)
+
+// watchedCells are the cells that say most about mcp_gateway, and the contestants to show there.
+var watchedCells = []struct {
+	label, name string
+	contestants []string
+}{
+	{"1 KB ×16", "calls/stateful/1KB/16", []string{perServer, joined}},
+	{"100 KB ×16", "calls/stateful/100KB/16", []string{perServer, joined}},
+	{"5 MB ×1", "calls/stateful/5MB/1", []string{perServer, joined}},
+	{"1 KB ×16, stdio server", "calls/stateful/1KB/16", []string{joinedStdio, tbxarkStdio}},
+	{"100 KB ×16, stdio server", "calls/stateful/100KB/16", []string{joinedStdio, tbxarkStdio}},
+	{"5 MB ×1, stdio server", "calls/stateful/5MB/1", []string{joinedStdio, tbxarkStdio}},
+	{"1 KB ×16, 2026-07-28", "calls/stateless/1KB/16", []string{perServer, joined}},
+	{"1 KB ×16, HTTP/2 with TLS", "calls/h2/1KB/16", []string{perServer, joined}},
+	{"1 KB ×16, responses as event streams", "calls/events/1KB/16", []string{perServer, joined}},
+	{"5 MB ×1, responses as event streams", "calls/events/5MB/1", []string{perServer, joined}},
+	{"1 KB ×16, guarded", "calls/guarded/1KB/16", []string{perServer, joined}},
+	{"100 KB ×16, guarded", "calls/guarded/100KB/16", []string{perServer, joined}},
+	{"5 MB ×1, guarded", "calls/guarded/5MB/1", []string{perServer, joined}},
+	{"idle session with its stream, one server, KB", "idle/1/1000", []string{joined}},
+	{"… for each further server, KB", furtherServer, []string{joined}},
+	{"new session with 100 servers, ms", newSession(100), []string{joined}},
+}
+
+// printWatched prints the cells to watch that were measured.
+func (b *bench) printWatched(w io.Writer) {
+	t := table{title: "cell", heads: []string{"contestant", "median", "range"}}
+	for _, cell := range watchedCells {
+		for _, contestant := range cell.contestants {
+			values := b.readings[readingKey{cell.name, contestant}]
+			if len(values) == 0 {
+				continue
+			}
+			spread := noFigure
+			if len(values) > 1 {
+				spread = ratio(slices.Min(values)) + " to " + ratio(slices.Max(values))
+			}
+			t.add(cell.label, contestant, ratio(load.Quantile(values, .5)), spread)
+		}
+	}
+	if len(t.rows) == 0 {
+		return
+	}
+	fmt.Fprintf(w, "### Cells to watch\n\nCalls per second relative to %s, unless a row says otherwise: "+
+		"the median of the rounds, the lowest and the highest.\n\n", baseline)
+	t.print(w)
+}
+
+// collections summarizes the garbage collections of a process, from GODEBUG=gctrace=1.
+type collections struct {
+	n       int
+	pause   time.Duration // longest pause
+	largest int           // largest heap, in MiB
+}
+
+// gcTraceLine matches a line such as
+//
+//	gc 7 @1.2s 0%: 0.03+1.5+0.02 ms clock, 0.06+0.2/1.4/0+0.04 ms cpu, 7->8->4 MB, 8 MB goal, …
+//
+// The first and the last time of the clock are pauses of the program.
+var gcTraceLine = regexp.MustCompile(`(?m)^gc \d+ @\S+ \S+ ([\d.]+)\+[\d.]+\+([\d.]+) ms clock, ` +
+	`.* ms cpu, \d+->(\d+)->\d+ MB`)
+
+// readCollections reads the trace in the output of a process.
+func readCollections(output string) (c collections) {
+	for _, line := range gcTraceLine.FindAllStringSubmatch(output, -1) {
+		for _, text := range line[1:3] {
+			ms, _ := strconv.ParseFloat(text, 64) // a number, as it matches
+			c.pause = max(c.pause, time.Duration(ms*float64(time.Millisecond)))
+		}
+		heap, _ := strconv.Atoi(line[3])
+		c.n, c.largest = c.n+1, max(c.largest, heap)
+	}
+	return c
+}
+
+func (c collections) String(spent time.Duration) string {
+	if c.n == 0 {
+		return noFigure
+	}
+	return fmt.Sprintf("%.1f, %s, %d", float64(c.n)/spent.Seconds(), milliseconds(c.pause), c.largest)
 }

@@ -5,6 +5,7 @@
 package history
 
 import (
+	_ "embed"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -15,10 +16,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/local"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
@@ -226,4 +229,168 @@ func isUseful(t *task.Task) bool {
 	// Git numbers lines differently if some end with CR alone.
 	asGit := strings.Count(strings.TrimSuffix(t.Text, "\n"), "\n") + 1
 	return minLines <= n && n <= maxLines && n == asGit && float64(len(t.Relevant)) <= maxRelevantShare*float64(n)
+}
+
+// Read returns tasks from the files of public repositories at their commits, as package local
+// creates them: from comments of Go functions, and from sentences of documents that refer to
+// a section. There are at most limit of each kind and repository. Clones is as in Mine.
+func Read(clones string, list []Repository, limit int) ([]task.Task, error) {
+	return collectTasks(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.read(limit) })
+}
+
+// maxTasksPerFile is the maximum number of tasks from one file, so that long files do not dominate.
+const maxTasksPerFile = 3
+
+func (r *repository) read(limit int) ([]task.Task, error) {
+	listed, err := r.git("ls-tree", "-r", "-z", "--name-only", r.commit)
+	if err != nil {
+		return nil, err
+	}
+	files := strings.Split(listed, "\x00")
+	r.random.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
+	var all []task.Task
+	for _, sort := range []struct {
+		end   string
+		tasks func(text string) []task.Task
+	}{
+		{".go", local.FunctionTasks},
+		{".md", local.ReferenceTasks},
+	} {
+		var tasks []task.Task
+		for _, file := range files {
+			if len(tasks) >= limit {
+				break
+			}
+			if path.Ext(file) != sort.end || skippedFile.MatchString(file) || strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := r.git("cat-file", "blob", r.commit+":"+file)
+			if err != nil || len(text) > maxText {
+				continue // a snapshot may lack some files
+			}
+			found := sort.tasks(text)
+			r.random.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+			for _, t := range found[:min(len(found), maxTasksPerFile)] {
+				t.Repository = r.name
+				tasks = append(tasks, t)
+			}
+		}
+		all = append(all, tasks[:min(len(tasks), limit)]...)
+	}
+	return all, nil
+}
+
+// A modification is the change of a commit to a file that exists before and after it. Line
+// numbers start at 1 and refer to the file before.
+type modification struct {
+	path     string
+	changed  []int // changed or removed lines
+	inserted []int // lines after which others were inserted
+}
+
+// relevant returns the lines that the commit is about: those that it changed, or else those
+// after which it inserted others.
+func (m *modification) relevant() []int {
+	if len(m.changed) > 0 {
+		return m.changed
+	}
+	return m.inserted
+}
+
+// hunkHeader matches the position and number of the old lines and the number of the new
+// lines. A missing number is 1.
+var hunkHeader = regexp.MustCompile(`^@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@`)
+
+// parseDiff parses a diff of git without context. It skips files whose names git quotes.
+func parseDiff(diff string) []modification {
+	var (
+		all  []modification
+		file *modification
+	)
+	for rest := diff; rest != ""; {
+		var line string
+		line, rest, _ = strings.Cut(rest, "\n")
+		if strings.HasPrefix(line, "diff ") {
+			file = nil
+		}
+		if path, ok := strings.CutPrefix(line, "--- a/"); ok {
+			// A tab ends a name that has spaces.
+			all = append(all, modification{path: strings.TrimSuffix(path, "\t")})
+			file = &all[len(all)-1]
+		}
+		hunk := hunkHeader.FindStringSubmatch(line)
+		if hunk == nil {
+			continue
+		}
+		start, before, after := count(hunk[1]), count(hunk[2]), count(hunk[3])
+		// Skip the lines, which may look like a header.
+		for range before + after {
+			_, rest, _ = strings.Cut(rest, "\n")
+		}
+		if file != nil {
+			file.add(start, before)
+		}
+	}
+	return all
+}
+
+func (m *modification) add(start, before int) {
+	if before == 0 {
+		// For an insertion before the first line, git reports line 0.
+		m.inserted = append(m.inserted, max(start, 1))
+	}
+	for i := range before {
+		m.changed = append(m.changed, start+i)
+	}
+}
+
+// count parses a number in a hunk header.
+func count(digits string) int {
+	if digits == "" {
+		return 1
+	}
+	n, _ := strconv.Atoi(digits)
+	return n
+}
+
+// A Repository is a public repository and a commit up to which its history is used.
+type Repository struct {
+	Name   string // owner/name on github.com
+	Commit string
+}
+
+var (
+	//go:embed learned.txt
+	learned string
+	//go:embed measured.txt
+	measured string
+)
+
+// Learned returns the repositories that the weights of package prune are trained on.
+func Learned() []Repository { return list(learned) }
+
+// Measured returns repositories for measuring the weights, which are not trained on them.
+func Measured() []Repository { return list(measured) }
+
+// list parses lines with a name and a commit.
+func list(text string) (all []Repository) {
+	for line := range strings.Lines(text) {
+		name, commit, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		all = append(all, Repository{name, commit})
+	}
+	return all
+}
+
+// LearnedModules returns the Go module paths of the repositories in Learned.
+func LearnedModules() (modules []string) {
+	for _, r := range Learned() {
+		modules = append(modules, "github.com/"+r.Name)
+	}
+	return modules
+}
+
+// isLearned reports whether the weights are trained on a repository with this name. Case does
+// not matter, as on GitHub.
+func isLearned(name string) bool {
+	return slices.ContainsFunc(Learned(), func(r Repository) bool { return strings.EqualFold(r.Name, name) })
 }
