@@ -3,8 +3,12 @@ package integration
 import (
 	"encoding/json"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddytest"
+	"golang.org/x/tools/txtar"
 )
 
 // Invalid configurations fail to load, as with `caddy validate` and `caddy reload`, with an error
@@ -566,5 +570,35 @@ func expectConfigError(t *testing.T, contentType, config, want string) {
 	var failure struct{ Error string }
 	if err := json.Unmarshal([]byte(got.body), &failure); err != nil || !strings.Contains(failure.Error, want) {
 		t.Errorf("error %s\nwant %s", got.body, want)
+	}
+}
+
+// Each Caddyfile in testdata/adapt, which has an archive per directive, becomes the JSON of the same
+// name.
+func TestAdapt(t *testing.T) {
+	isolate(t)
+	archives, err := filepath.Glob("testdata/adapt/*.txtar")
+	if err != nil || len(archives) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range archives {
+		archive, err := txtar.ParseFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]string{}
+		for _, f := range archive.Files {
+			want[f.Name] = string(f.Data)
+		}
+		directive := strings.TrimSuffix(filepath.Base(file), ".txtar")
+		for _, f := range archive.Files {
+			name, isCaddyfile := strings.CutSuffix(f.Name, ".Caddyfile")
+			if !isCaddyfile {
+				continue
+			}
+			t.Run(directive+"/"+name, func(t *testing.T) {
+				caddytest.AssertAdapt(t, string(f.Data), "caddyfile", strings.TrimSpace(want[name+".json"]))
+			})
+		}
 	}
 }
