@@ -25,6 +25,7 @@ import (
 // TestStoreIsChecked checks how operators see the state of the store: with caddy mcp check, for a
 // running Caddy and for a file, and in the overview of the admin API.
 func TestStoreIsChecked(t *testing.T) {
+	parallel(t)
 	const password = "not-to-be-seen"
 	redis := replicastest.StartRedis(t, "--requirepass", password)
 	c := newCaddy(t, block("mcp_gateway", "separator __", block("server sample", "mcp_sample")),
@@ -79,6 +80,7 @@ func TestStoreIsChecked(t *testing.T) {
 
 // TestFullStoreIsChecked checks that they also see that the store is full.
 func TestFullStoreIsChecked(t *testing.T) {
+	parallel(t)
 	redis := replicastest.StartRedis(t, "--maxmemory", "1")
 	c := newCaddy(t, block("mcp_gateway", "separator __", block("server sample", "mcp_sample")),
 		block("mcp_store redis redis://"+redis.Addr, "session_key {env.MCP_SESSION_KEY}"))

@@ -57,6 +57,7 @@ func TestRedisFails(t *testing.T) {
 		{"stalls for 5 s", nil, (*replicastest.Redis).Pause, (*replicastest.Redis).Continue},
 	} {
 		t.Run(f.name, func(t *testing.T) {
+			parallel(t)
 			referenceOf(t)
 			redis := replicastest.StartRedis(t, f.args...)
 			defer redis.Continue() // a paused process cannot be ended
@@ -81,6 +82,7 @@ func TestRedisFails(t *testing.T) {
 
 // TestSentinelFailsOver has Redis Sentinel replace a master that no longer responds.
 func TestSentinelFailsOver(t *testing.T) {
+	parallel(t)
 	referenceOf(t)
 	set := startSentinels(t)
 	testFailover(t, startReplicas(t, 3, set.addresses, append(asUser(t, set.servers...), "sentinel mymaster")...),
@@ -89,6 +91,7 @@ func TestSentinelFailsOver(t *testing.T) {
 
 // TestClusterFailsOver has a Redis Cluster replace one of its masters.
 func TestClusterFailsOver(t *testing.T) {
+	parallel(t)
 	referenceOf(t)
 	set := startCluster(t)
 	// With this key, replicas check whether the store is available.
@@ -125,6 +128,7 @@ func TestPartition(t *testing.T) {
 	forms := []form{{"held data arrives later", (*relay).resume}, {"connections are closed", (*relay).cut}}
 	for _, f := range forms[:byLength(1, 2)] {
 		t.Run(f.name, func(t *testing.T) {
+			parallel(t)
 			referenceOf(t)
 			redis := replicastest.StartRedis(t)
 			link := newRelay(t, redis.Addr, 0)
@@ -165,6 +169,7 @@ func TestPartition(t *testing.T) {
 // TestPartitionOfIdleReplica separates an idle replica from Redis. With its next request, it learns
 // what the others have published meanwhile.
 func TestPartitionOfIdleReplica(t *testing.T) {
+	parallel(t)
 	redis := replicastest.StartRedis(t)
 	link := newRelay(t, redis.Addr, 0)
 	w := startReplicasAt(t, []string{"redis://" + link.addr, "redis://" + redis.Addr})
@@ -183,6 +188,7 @@ func TestPartitionOfIdleReplica(t *testing.T) {
 // TestRedisIsFull has a Redis without free memory. Replicas keep their originals, but cannot share
 // them. Everything else is as usual, and afterwards this is, too.
 func TestRedisIsFull(t *testing.T) {
+	parallel(t)
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
 	all := startReplicas(t, 4, "redis://"+redis.Addr)
@@ -223,6 +229,7 @@ func TestRedisIsFull(t *testing.T) {
 
 // TestRedisIsSlow delays all data from and to Redis.
 func TestRedisIsSlow(t *testing.T) {
+	parallel(t)
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
 	var stores []string

@@ -19,13 +19,18 @@ import (
 var atOnce = byLength(24, 96)
 
 // reference has the records with one process, by agent and operation.
-var reference [][]string
+var reference struct {
+	sync.Mutex
+	records [][]string
+}
 
-// referenceOf returns reference. The first call runs the process.
+// referenceOf returns the reference. The first call runs the process.
 func referenceOf(t *testing.T) [][]string {
 	t.Helper()
-	if reference != nil {
-		return reference
+	reference.Lock()
+	defer reference.Unlock()
+	if reference.records != nil {
+		return reference.records
 	}
 	records := make([][]string, maxAgents)
 	c := newAgentGroup(t, startSingle(t), 0, maxAgents)
@@ -42,7 +47,7 @@ func referenceOf(t *testing.T) [][]string {
 	if t.Failed() {
 		t.FailNow()
 	}
-	reference = records
+	reference.records = records
 	return records
 }
 

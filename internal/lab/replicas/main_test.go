@@ -35,11 +35,22 @@ func byLength(short, inLong int) int {
 	return short
 }
 
+// parallel lets a test run in parallel with others, in the short form: it mostly waits.
+func parallel(t *testing.T) {
+	t.Helper()
+	if !long {
+		t.Parallel()
+	}
+}
+
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" { // this process is a child of a gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		log.Fatal(err)
+	}
 	code := m.Run()
 	if err := goleak.Find(); err != nil && code == 0 {
 		log.Print(err)
