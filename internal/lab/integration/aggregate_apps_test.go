@@ -320,14 +320,13 @@ func TestExtensionsPassBothWays(t *testing.T) {
 // process. A task belongs to its client and survives a reload.
 func TestAggregateExtensions(t *testing.T) {
 	isolate(t)
-	programs := buildPrograms(t)
 	over := freeAddress(t)
-	start(t, exec.CommandContext(t.Context(), "sh", "-c", `echo ready; exec "$0" "$@"`, programs+"/server", "-http",
+	start(t, exec.CommandContext(t.Context(), "sh", "-c", `echo ready; exec "$0" "$@"`, programs()+"/server", "-http",
 		over), "ready")
 	address := freeAddress(t)
 	config := func(lines ...string) string {
 		return site(address, gateway(append(lines, "separator __", "join_timeout 2m", twoTokens(),
-			"server far http://"+over+"/mcp", block("server near stdio "+programs+"/server", "start_timeout 2m"))...))
+			"server far http://"+over+"/mcp", block("server near stdio "+programs()+"/server", "start_timeout 2m"))...))
 	}
 	restricted := block("client thief", "deny far::*")
 	load(t, config(restricted))

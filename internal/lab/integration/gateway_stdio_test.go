@@ -24,17 +24,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// childProgram builds the child program and returns its path.
-var childProgram = sync.OnceValue(func() string {
-	path, err := filepath.Abs("../../../bin/child")
+// programs builds the programs that tests start, and returns their folder: child, and client and
+// server on the official Go SDK.
+var programs = sync.OnceValue(func() string {
+	dir, err := filepath.Abs("../../../bin/programs")
 	if err != nil {
 		panic(err)
 	}
-	if out, err := exec.Command("go", "build", "-o", path, "../child").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", dir+"/", "../child", "../conformance/gosdk/...").CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v: %s", err, out))
 	}
-	return path
+	return dir
 })
+
+// childProgram returns the path of the child program.
+func childProgram() string { return filepath.Join(programs(), "child") }
 
 // child returns a server of a gateway: the child program with these arguments.
 func child(name string, args ...string) string {

@@ -1149,6 +1149,9 @@ func TestPrunerPeers(t *testing.T) {
 	} {
 		for era, version := range map[string]string{"v1": "2025-11-25", "legacy": "2025-11-25", "auto": "2026-07-28",
 			"modern": "2026-07-28"} {
+			if place.prefix != "" && era != "v1" && era != "auto" {
+				continue // the eras of the gateway are tested with its own servers
+			}
 			t.Run("P79 "+place.name+", TypeScript SDK "+era, func(t *testing.T) {
 				call := func(tool, arguments string) peerRequest {
 					return peerRequest{"tools/call", json.RawMessage(`{"name":` + quote(place.prefix+tool) + `,"arguments":` +
@@ -1177,7 +1180,7 @@ func TestPrunerPeers(t *testing.T) {
 			})
 		}
 	}
-	for _, era := range []string{"legacy", "modern", "auto"} {
+	for _, era := range []string{"legacy", "modern"} {
 		t.Run("P79 Inspector "+era, func(t *testing.T) {
 			small := prunable{text: numbered(100)}
 			saw := callWithInspector(t, peerCalls{endpoint: url + "/alone/mcp", era: era,
@@ -1193,7 +1196,7 @@ func TestPrunerPeers(t *testing.T) {
 		})
 	}
 	t.Run("P79 Go SDK", func(t *testing.T) {
-		saw := callWithGo(buildPrograms(t))(t, peerCalls{endpoint: url + "/alone/mcp",
+		saw := callWithGo(t, peerCalls{endpoint: url + "/alone/mcp",
 			calls: []toolCall{{"prune_text", p.arguments()}, {"health", `{}`}}})
 		var got pruned
 		if err := json.Unmarshal([]byte(saw.Calls[0].Result.text()), &got); err != nil || len(saw.Tools) != 3 {

@@ -1238,6 +1238,7 @@ func TestServersFileChangesUnderLoad(t *testing.T) {
 								t.Errorf("got %s", got.Raw)
 							}
 							calls.Add(1)
+							time.Sleep(5 * time.Millisecond)
 						}
 					})
 				}

@@ -334,7 +334,7 @@ func TestSecurityChildrenOfOthers(t *testing.T) {
 // Memory of requests in flight to a child is limited to a factor of their size.
 func TestSecurityMemoryOfRequests(t *testing.T) {
 	isolate(t)
-	const calls, size = 32, 5 << 20
+	const calls, size = 16, 4 << 20
 	// do not time out while the child is stopped
 	url := serve(t, gateway("in_flight_limit 1GiB", "response_timeout 10m", child("alpha")))
 	for name, test := range map[string]struct {

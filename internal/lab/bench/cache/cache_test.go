@@ -201,7 +201,7 @@ func between(t *testing.T, what string, got int, want [2]int) {
 // more than 2 %, and that long runs become cheaper.
 func TestRecommendedPolicies(t *testing.T) {
 	s := settings{prices: bill.Prices{Read: .1, Write: 1.25}, minimum: chat.MinCached, window: 8, turns: []int{60, 150},
-		runs: 100, pauses: 4, seed: 1}
+		runs: 50, pauses: 4, seed: 1}
 	rows := s.rows()
 	atMost := map[string]float64{"patches, 40 turns and more": 1, "bulky, 60 turns": 0.85, "bulky, 150 turns": 0.52}
 	raised := make([]int, len(rows))
