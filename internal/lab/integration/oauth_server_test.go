@@ -2,7 +2,6 @@ package integration
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -11,8 +10,11 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -28,39 +30,48 @@ type authServer struct {
 	MCP    string // URL of the MCP server
 }
 
+// authServers is the process of all authServers, because a process of its own would take a second to
+// start for each. It ends with the tests.
+var authServers struct {
+	sync.Mutex
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Reader
+}
+
 // startAuthServer starts both with settings that peers/authserver.mjs describes.
 func startAuthServer(t *testing.T, settings map[string]any) *authServer {
 	t.Helper()
-	encoded, err := json.Marshal(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := peer(t, "authserver.mjs", string(encoded))
-	var complaints bytes.Buffer
-	cmd.Stderr = &complaints
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("the authorization server wrote:\n%s", &complaints)
+	p := &authServers
+	p.Lock()
+	defer p.Unlock()
+	if p.cmd == nil {
+		cmd := peer(t, "authserver.mjs")
+		cmd = &exec.Cmd{Path: cmd.Path, Args: cmd.Args, Dir: cmd.Dir, Stderr: os.Stderr, Err: cmd.Err} // outlives t
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.cmd, p.in, p.out = cmd, in, bufio.NewReader(out)
+	}
 	a := &authServer{}
-	line, err := bufio.NewReader(out).ReadBytes('\n')
+	err := json.NewEncoder(p.in).Encode(settings)
 	if err == nil {
-		err = json.Unmarshal(line, a)
+		var line []byte
+		if line, err = p.out.ReadBytes('\n'); err == nil {
+			err = json.Unmarshal(line, a)
+		}
 	}
 	if err != nil {
-		t.Fatalf("%s: %v", cmd, err)
+		t.Fatalf("%s: %v", p.cmd, err)
 	}
-	go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the process
 	return a
 }
 
