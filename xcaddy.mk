@@ -12,7 +12,8 @@ CADDY  := bin/caddy
 LAB := internal/lab
 
 # xcaddy and `go test` use the same flags, so that they share one build cache. xcaddy's
-# default -trimpath would split the cache. `go vet` is part of lint.
+# default -trimpath would split the cache. `go vet` is part of lint. Tests wait as long as
+# they compute, so twice as many packages as processors are tested at a time.
 TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
 export XCADDY_RACE_DETECTOR := 0
@@ -23,7 +24,7 @@ GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
 GO_FILES   := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 PAGES      := $(shell find . -name '*.md' -not -path '*/node_modules/*')
 SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/await/%,$(GO_FILES))
-GO_TEST    := test -vet=off -timeout 30m -tags $(TAGS)
+GO_TEST    := test -vet=off -timeout 30m -tags $(TAGS) -p $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 FUZZTIME   ?= 60s
 FUZZ       ?= Fuzz[A-Za-z0-9_]+
 

@@ -35,7 +35,7 @@ func run(t *testing.T, body []byte, p Policy) ([]byte, Plan, error) {
 	return out.Bytes(), plan, nil
 }
 
-var generated = flag.Uint64("conversations", 150, "number of conversations of each format to generate per test")
+var generated = flag.Uint64("conversations", 80, "number of conversations of each format to generate per test")
 
 // generate runs a test with many conversations and policies.
 func generate(t *testing.T, test func(t *testing.T, r *rand.Rand, body []byte, p Policy)) {

@@ -90,7 +90,7 @@ func isPart(short, line string) bool {
 	return short == ellipsis
 }
 
-var focused = flag.Int("focused", 1000, "number of random texts to focus")
+var focused = flag.Int("focused", 500, "number of random texts to focus")
 
 func TestFocusHoldsItsPromises(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-var prunings = flag.Int("prunings", 1000, "number of random prunings to check")
+var prunings = flag.Int("prunings", 500, "number of random prunings to check")
 
 func TestRandomPruningsKeepEveryPromise(t *testing.T) {
 	for seed := range *prunings {

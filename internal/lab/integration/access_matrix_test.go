@@ -19,8 +19,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// every selects one of this many calls of a matrix, others for each client and endpoint.
-var every = flag.Int("every", 3, "make one of this many calls of the access matrices")
+// every selects one of this many calls of an access matrix, others for each client and endpoint, and
+// one of this many files of TestFocusAgent.
+var every = flag.Int("every", 4, "make one of this many calls of tests that make thousands")
 
 // matrixRules are the rules of each client.
 var matrixRules = []string{

@@ -396,7 +396,7 @@ func testConsoleHostile(t *testing.T, c *chromium) {
 	seen := map[string]bool{} // kinds of pages that show a hostile text
 	for _, path := range paths {
 		if kind := strings.Split(path, "/")[2]; !seen[kind] {
-			b.checkPage(t, path)
+			b.checkPage(t, path, false)
 		} else {
 			b.open(t, path)
 		}
@@ -415,7 +415,7 @@ func testConsoleHostile(t *testing.T, c *chromium) {
 
 	b.open(t, "/console/servers/hostile")
 	b.until(t, "the difference", `document.querySelector(".diff").innerText.includes(`+quote(`more `+`\"><script>`)+`)`)
-	b.checkPage(t, "/console/servers/hostile")
+	b.checkPage(t, "/console/servers/hostile", true)
 
 	b.open(t, "/console/tools/hostile__"+url.PathEscape(hostileScript))
 	b.press(t, "Call it")

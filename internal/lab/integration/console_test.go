@@ -117,6 +117,7 @@ type consoleState struct {
 
 	path, text string // a page, and a text on it
 	details    int    // pages to check of each list
+	whole      bool   // check all pages, at every width, also in dark
 }
 
 var consoleStates = []consoleState{
@@ -127,21 +128,21 @@ var consoleStates = []consoleState{
 		roundOfTraffic(t.Context(), url, alice, bob, 0)
 		traffic(t, url, 20*time.Millisecond)
 		return url
-	}, "/console/calls", "read_log", 2},
+	}, "/console/calls", "read_log", 2, true},
 	{"no server", func(t *testing.T) string {
 		file := filepath.Join(t.TempDir(), "mcp.json")
 		if err := os.WriteFile(file, []byte(`{"mcpServers":{}}`), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		return serve(t, "mcp_console", gateway("separator __", "servers_from "+file))
-	}, "/console/servers", "No servers yet", 0},
+	}, "/console/servers", "No servers yet", 0, false},
 	{"dead servers", func(t *testing.T) string {
 		url := serve(t, "mcp_console", gateway("separator __", "server gone http://127.0.0.1:1/mcp",
 			`server dying stdio sh -c "echo 'no key is set' >&2; exit 3"`))
 		post(t, rpcAt(url, "gone"), toolCall{"any", `{}`}.request())
 		post(t, rpcAt(url, "dying"), toolCall{"any", `{}`}.request())
 		return url
-	}, "/console/servers/dying", "no key is set", 1},
+	}, "/console/servers/dying", "no key is set", 1, false},
 	{"1,000 tools", func(t *testing.T) string {
 		var names []string
 		for i := range 1000 {
@@ -151,7 +152,7 @@ var consoleStates = []consoleState{
 		url := serve(t, "mcp_console", gateway("separator __", newLenientServer(t, names...).line("large")))
 		post(t, rpcAt(url, "large"), toolCall{"tool_7", `{"path":"x"}`}.request())
 		return url
-	}, "/console/tools", "1,000 tools", 1},
+	}, "/console/tools", "1,000 tools", 1, false},
 }
 
 // links returns the targets of the page's links that begin with prefix.
@@ -161,8 +162,9 @@ func (b *tab) links(t *testing.T, prefix string) []string {
 		`) && a.origin == location.origin).map(a => a.pathname + a.search))]`)
 }
 
-// checkPage opens a page and checks that it is readable at every width, in light and dark.
-func (b *tab) checkPage(t *testing.T, path string) {
+// checkPage opens a page and checks that it is readable: on a phone, or if whole, at every width, in
+// light and dark.
+func (b *tab) checkPage(t *testing.T, path string, whole bool) {
 	t.Helper()
 	b.open(t, path)
 	if got := value[int](t, b, `document.querySelectorAll("h1").length`); got != 1 {
@@ -171,9 +173,13 @@ func (b *tab) checkPage(t *testing.T, path string) {
 	// A live page whose elements change reloads itself, which would end the checks.
 	value[bool](t, b, `document.getElementById("pause")?.click(), true`)
 	b.expectAccessible(t)
-	b.setView(t, 1280, true)
-	b.expectAccessible(t, "color-contrast")
-	for _, width := range []int64{400, 2000, 1280} {
+	widths := []int64{400}
+	if whole {
+		b.setView(t, 1280, true)
+		b.expectAccessible(t, "color-contrast")
+		widths = append(widths, 2000, 1280)
+	}
+	for _, width := range widths {
 		b.setView(t, width, false)
 		b.expectFits(t)
 	}
@@ -210,7 +216,7 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// Every page is readable and accessible at every width, in light and dark, in all states.
+// Every page is readable and accessible at every width, in light and dark, and on a phone in all states.
 func testConsolePages(t *testing.T, c *chromium) {
 	for _, state := range consoleStates {
 		t.Run(state.name, func(t *testing.T) {
@@ -220,17 +226,17 @@ func testConsolePages(t *testing.T, c *chromium) {
 			b.setView(t, 1280, false)
 			b.open(t, state.path)
 			b.awaitText(t, state.text)
-			b.checkPage(t, "/console/")
+			b.checkPage(t, "/console/", state.whole)
 			for _, list := range []string{"/console/servers", "/console/tools", "/console/calls"} {
-				b.checkPage(t, list)
+				b.checkPage(t, list, state.whole)
 				found := b.links(t, list+"/")
 				for _, path := range found[:min(state.details, len(found))] {
-					b.checkPage(t, path)
+					b.checkPage(t, path, state.whole)
 				}
 			}
-			if state.path == "/console/calls" { // in other states, these pages are the same
-				b.checkPage(t, "/console/conversations")
-				b.checkPage(t, "/console/connect")
+			if state.whole {
+				b.checkPage(t, "/console/conversations", true)
+				b.checkPage(t, "/console/connect", true)
 			}
 		})
 	}

@@ -31,7 +31,7 @@ const patience = await.Patience
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	const tests = 6 // run at least this many in parallel: tests mostly wait
+	const tests = 8 // run at least this many in parallel: tests mostly wait
 	if runtime.GOMAXPROCS(0) < tests {
 		if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
 			log.Fatal(err)

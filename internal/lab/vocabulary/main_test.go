@@ -67,9 +67,9 @@ func TestTokensOfVocabulary(t *testing.T) {
 	}
 }
 
-// tiktoken-go is slow, so the two tests of files compare one file in twenty. With -every=1, they
+// tiktoken-go is slow, so the two tests of files compare one file in forty. With -every=1, they
 // compare all.
-var every = flag.Int("every", 20, "compare every `n`th file")
+var every = flag.Int("every", 40, "compare every `n`th file")
 
 func TestTextsOfThisRepository(t *testing.T) {
 	compareTree(t, "../../..", "", *every)
