@@ -23,7 +23,7 @@ export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
 GO_FILES   := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 PAGES      := $(shell find . -name '*.md' -not -path '*/node_modules/*')
-SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/await/%,$(GO_FILES))
+SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/loopback/% ./internal/await/%,$(GO_FILES))
 GO_TEST    := test -vet=off -timeout 30m -tags $(TAGS) -p $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 FUZZTIME   ?= 60s
 FUZZ       ?= Fuzz[A-Za-z0-9_]+

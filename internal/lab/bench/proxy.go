@@ -18,7 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/load"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/process"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 const (

@@ -25,9 +25,9 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 

@@ -337,8 +337,16 @@ func (s *testbed) signal(server string, signal syscall.Signal) {
 func suspendServer(server string) func(*faultRun) func() {
 	return func(o *faultRun) func() {
 		stop := repeatEvery(20*time.Millisecond, func() { o.signal(server, syscall.SIGSTOP) })
-		await.Until(o.T, "the child to be stopped", func() bool {
-			return slices.ContainsFunc(o.processes(), func(p process) bool { return p.name == server && p.state == 'T' })
+		await.Until(o.T, "all processes of "+server+" to be stopped", func() bool {
+			stopped := 0
+			for _, p := range o.processes() {
+				if p.name == server && p.state != 'T' {
+					return false
+				} else if p.name == server {
+					stopped++
+				}
+			}
+			return stopped > 0
 		})
 		return func() {
 			stop()

@@ -54,7 +54,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // revisions are the protocol revisions that the suite has requirements for, one per era.

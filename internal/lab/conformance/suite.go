@@ -20,7 +20,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // A suite is the installed conformance suite.

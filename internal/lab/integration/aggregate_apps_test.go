@@ -75,7 +75,7 @@ func readURI(uri string) string { return `{"uri":` + quote(uri) + `}` }
 // every byte of the servers, even if results are masked.
 func TestAppsOfExampleServers(t *testing.T) {
 	isolate(t)
-	lines := []string{"separator __", "join_timeout 2m", "response_timeout 2m", "mask"} // the machine may be slow
+	lines := []string{"separator __", "mask"}
 	for _, name := range exampleApps {
 		lines = append(lines, block("server "+name+" stdio "+strings.Join(exampleApp(t, name), " "), "start_timeout 2m"))
 	}
@@ -84,7 +84,7 @@ func TestAppsOfExampleServers(t *testing.T) {
 		command := exampleApp(t, name)
 		direct[name] = startDirect(t, exec.CommandContext(t.Context(), command[0], command[1:]...))
 	}
-	url := serve(t, gateway(lines...))
+	url := serve(t, patientGateway(lines...))
 	var all []exampleUI
 	for _, name := range exampleApps {
 		all = append(all, uiResources(t, name, direct[name])...)
@@ -184,7 +184,7 @@ func TestAppsWithTheSameURIStayApart(t *testing.T) {
 	for _, example := range []string{"maps", "more"} { // both run the same program
 		lines = append(lines, block("server "+example+" stdio "+strings.Join(exampleApp(t, "map"), " "), "start_timeout 2m"))
 	}
-	url := serve(t, gateway(lines...))
+	url := serve(t, patientGateway(lines...))
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
 			c := newTestClient(t, joinedAt(url), era.modern, appsCapabilities)
@@ -325,7 +325,7 @@ func TestAggregateExtensions(t *testing.T) {
 		over), "ready")
 	address := freeAddress(t)
 	config := func(lines ...string) string {
-		return site(address, gateway(append(lines, "separator __", "join_timeout 2m", twoTokens(),
+		return site(address, patientGateway(append(lines, "separator __", twoTokens(),
 			"server far http://"+over+"/mcp", block("server near stdio "+programs()+"/server", "start_timeout 2m"))...))
 	}
 	restricted := block("client thief", "deny far::*")

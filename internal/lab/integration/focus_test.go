@@ -861,8 +861,8 @@ func TestFocusAgent(t *testing.T) {
 		files = append(files, file{path, p.goal, cmp.Or(p.nextGoal, p.goal), p.want})
 	}
 	filesystem := nodeModules + "@modelcontextprotocol/server-filesystem/dist/index.js"
-	url := serve(t, gateway("separator __", block("mask", "recover on", "json on"), "focus on",
-		"server files stdio node "+filesystem+" "+dir))
+	url := serve(t, patientGateway("separator __", block("mask", "recover on", "json on"), "focus on",
+		block("server files stdio node "+filesystem+" "+dir, "start_timeout 2m")))
 	for _, era := range []string{"legacy", "modern"} {
 		t.Run(era, func(t *testing.T) {
 			type outcome struct {

@@ -23,6 +23,12 @@ import (
 // gateway returns mcp_gateway with subdirectives.
 func gateway(lines ...string) string { return block("mcp_gateway", lines...) }
 
+// patientGateway returns mcp_gateway that waits for servers as long as those on Node.js take to start
+// on a busy machine.
+func patientGateway(lines ...string) string {
+	return gateway(append(lines, "join_timeout 2m", "response_timeout 2m")...)
+}
+
 // rpcAt returns the /rpc endpoint of a server, and mcpAt its Streamable HTTP endpoint.
 func rpcAt(url, server string) string { return url + "/api/mcp-gateway/" + server + "/rpc" }
 func mcpAt(url, server string) string { return url + "/mcp/" + server }

@@ -1040,7 +1040,7 @@ func TestSharedChildrenListSameTools(t *testing.T) {
 		t.Fatalf("without a gateway there are %d, %d and %d tools, so the test proves nothing", len(direct[none]),
 			len(direct[some]), len(direct[roots]))
 	}
-	url := serve(t, gateway("separator __", everythingOf(t, "everything"),
+	url := serve(t, patientGateway("separator __", everythingOf(t, "everything"),
 		everythingOf(t, "rooted", "roots file:///configured"), everythingOf(t, "one", "isolation none")))
 	for _, tt := range []struct {
 		server   string
@@ -1087,7 +1087,7 @@ func TestSharedChildrenListSameTools(t *testing.T) {
 // capabilities, also at the same time.
 func TestSharedChildrenAskClientsOfAllKinds(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway("separator __", everythingOf(t, "everything")))
+	url := serve(t, patientGateway("separator __", everythingOf(t, "everything")))
 	kinds := []struct{ capabilities, tool, want string }{
 		{`{"sampling":{}}`, "trigger-sampling-request", "text from "},
 		{`{"elicitation":{}}`, "trigger-elicitation-request", "- Name: "},
@@ -1126,7 +1126,7 @@ func TestSharedChildrenAskClientsOfAllKinds(t *testing.T) {
 // limited number of processes.
 func TestSharedChildrenAreFew(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway(everythingOf(t, "everything")))
+	url := serve(t, patientGateway(everythingOf(t, "everything")))
 	want := directTools(t, `{}`)[`{}`]
 	for i := range 12 {
 		for _, era := range clientEras {
@@ -1147,7 +1147,7 @@ func TestSharedChildrenAreFew(t *testing.T) {
 // server requests at once.
 func TestSharedChildrenAskAfterACancellation(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway("separator __", everythingOf(t, "everything")))
+	url := serve(t, patientGateway("separator __", everythingOf(t, "everything")))
 	const can = `{"sampling":{},"elicitation":{}}`
 	for name, end := range map[string]func(t *testing.T, c *testClient, d *exchange){
 		"cancelled": func(t *testing.T, c *testClient, d *exchange) {

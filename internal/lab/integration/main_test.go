@@ -20,8 +20,8 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )

@@ -371,7 +371,7 @@ func TestOverrideOfFilesystemServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	url := serve(t, gateway("separator __", "join_timeout 2m", "response_timeout 2m",
+	url := serve(t, patientGateway("separator __",
 		block("server files stdio node "+nodeModules+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
 			"start_timeout 2m",
 			block("tool read_text_file", "rename read_notes", "arguments fixed path "+filepath.Join(dir, "a.txt")))))

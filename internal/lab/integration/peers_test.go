@@ -189,7 +189,7 @@ func TestGatewayPeers(t *testing.T) {
 		}
 	}
 
-	url := serve(t, gateway(
+	url := serve(t, patientGateway(
 		block("server everything stdio node "+everything+" stdio", "roots file:///configured"),
 		block("server own stdio node "+everything+" stdio", "isolation session"),
 		block("server one stdio node "+everything+" stdio", "isolation none"),
@@ -507,7 +507,7 @@ func TestAggregatePeers(t *testing.T) {
 	start(t, exec.CommandContext(t.Context(), "sh", "-c", `echo ready; exec "$0" "$@"`, programs()+"/server", "-http",
 		reference), "ready")
 	servers := []string{"everything", "streamable", "sse", "files", "thinking", "reference", "refhttp", "new", "old"}
-	url := serve(t, gateway("separator __", "join_timeout 2m", "response_timeout 2m", // the machine may be slow
+	url := serve(t, patientGateway("separator __",
 		block("server everything stdio node "+everything+" stdio", "isolation session", "start_timeout 2m"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
 		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",

@@ -56,7 +56,7 @@ func TestSecurityRootsOfASharedChild(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				log := filepath.Join(t.TempDir(), "log")
 				address := freeAddress(t)
-				load(t, block("", block("log", "output file "+log))+"\n"+site(address, gateway(
+				load(t, block("", block("log", "output file "+log))+"\n"+site(address, patientGateway(
 					// RUN makes each child different
 					block(files+test.started, test.options, "start_timeout 2m", "env RUN "+quote(name)), child("other"), test.answer)))
 				url := "http://" + address

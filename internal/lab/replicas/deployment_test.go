@@ -22,7 +22,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )

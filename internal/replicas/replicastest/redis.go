@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // A Redis is a redis-server of a test, on a port of the loopback interface. It keeps nothing on
@@ -58,12 +60,11 @@ func start(t testing.TB, args ...string) *Redis {
 // FreePort returns a port of the loopback interface on which nothing listens.
 func FreePort(t testing.TB) int {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ports, err := loopback.FreePorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	return ports[0]
 }
 
 // Restart stops the server, if it runs, and starts it again on the same port.

@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/load"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/process"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // An instance is a contestant that was started and serves its port.

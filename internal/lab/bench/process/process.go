@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 )
 
 // A Process is a running command with its descendants.

@@ -18,7 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/process"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/loopback"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 

@@ -8,6 +8,25 @@ import (
 	"testing"
 )
 
+// Several blocks of ports are needed, and no other process can take them.
+func TestFreePorts(t *testing.T) {
+	ports, err := FreePorts(2*blockSize + 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]bool{}
+	for _, port := range ports {
+		if seen[port] {
+			t.Errorf("port %d is returned twice", port)
+		}
+		seen[port] = true
+		if lock, err := listen(firstLock + (port-firstPort)/blockSize); err == nil {
+			t.Errorf("another process can take the block of port %d", port)
+			lock.Close()
+		}
+	}
+}
+
 func TestAwait(t *testing.T) {
 	ports, err := FreePorts(2)
 	if err != nil || ports[0] == ports[1] {
