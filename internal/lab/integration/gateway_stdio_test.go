@@ -31,7 +31,8 @@ var programs = sync.OnceValue(func() string {
 	if err != nil {
 		panic(err)
 	}
-	if out, err := exec.Command("go", "build", "-o", dir+"/", "../child", "../conformance/gosdk/...").CombinedOutput(); err != nil {
+	cmd := exec.Command("go", "build", "-o", dir+"/", "../child", "../conformance/gosdk/...")
+	if out, err := cmd.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("%v: %s", err, out))
 	}
 	return dir
