@@ -158,8 +158,10 @@ func TestUpstreamLinkFails(t *testing.T) {
 			want: gatewayError("timeout")},
 		{name: "is slow to respond", start: link.toxic("latency", `{"latency":300,"jitter":200}`), tool: "big",
 			want: byEndpoint("200 result", "200 result", "200 result")},
-		{name: "is too slow for the whole response", server: "hurried", start: link.toxic("bandwidth", `{"rate":5}`),
-			calls: 1, tool: "big", want: byEndpoint("502 timeout", "200 result", "200 result")},
+		// 500 bytes every 100 ms: the toxic for bandwidth delays up to 32 KiB at once
+		{name: "is too slow for the whole response", server: "hurried", start: link.toxic("slicer",
+			`{"average_size":500,"size_variation":100,"delay":100000}`), calls: 1, tool: "big",
+			want: byEndpoint("502 timeout", "200 result", "200 result")},
 		{name: "sends a few bytes at a time", start: link.toxic("slicer", `{"average_size":500,"size_variation":100,`+
 			`"delay":10}`), tool: "big", want: byEndpoint("200 result", "200 result", "200 result")},
 		{name: "is slow to close", start: link.toxic("slow_close", `{"delay":500}`), tool: "big",
