@@ -461,6 +461,17 @@ type directServer struct {
 // startDirect starts a server. It does not wait, so that several can start at once.
 func startDirect(t *testing.T, cmd *exec.Cmd) *directServer {
 	t.Helper()
+	in, out := startPiped(t, cmd)
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	return &directServer{in: in, out: out}
+}
+
+// startPiped starts a program and returns its standard input and output.
+func startPiped(t *testing.T, cmd *exec.Cmd) (io.WriteCloser, *bufio.Reader) {
+	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -472,11 +483,7 @@ func startDirect(t *testing.T, cmd *exec.Cmd) *directServer {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // it was killed
-	})
-	return &directServer{in: in, out: bufio.NewReader(out)}
+	return in, bufio.NewReader(out)
 }
 
 // initialize makes a handshake with these client capabilities.

@@ -110,18 +110,7 @@ func startStdio(t *testing.T, config string, args ...string) *stdioProcess {
 	t.Helper()
 	p := &stdioProcess{cmd: caddy(t, append([]string{"mcp-stdio", "--config", config}, args...)...)}
 	p.cmd.Stderr = &p.logged
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p.stdin, p.lines = stdin, bufio.NewReader(stdout)
+	p.stdin, p.lines = startPiped(t, p.cmd)
 	return p
 }
 
@@ -222,21 +211,10 @@ func TestCommandStdioTerminated(t *testing.T) {
 	cmd := caddy(t, "mcp-stdio", "--config", config, "--server", "asked")
 	var logged bytes.Buffer
 	cmd.Stderr = &logged
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin, lines := startPiped(t, cmd)
 	if _, err := io.WriteString(stdin, stdioHandshake+toolCall{"pid", `{}`}.request()+"\n"); err != nil {
 		t.Fatal(err)
 	}
-	lines := bufio.NewReader(stdout)
 	if _, err := lines.ReadString('\n'); err != nil {
 		t.Fatalf("%v\n%s", err, &logged)
 	}

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -287,24 +286,14 @@ func TestConfirmOnStdio(t *testing.T) {
 		t.Run(answer, func(t *testing.T) {
 			before := server.calls()
 			cmd := caddy(t, "mcp-stdio", "--config", file, "--client", "eve")
-			in, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			out, err := cmd.StdoutPipe()
-			if err == nil {
-				err = cmd.Start()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			lines := bufio.NewScanner(out)
+			in, lines := startPiped(t, cmd)
 			exchange := func(text string) mcpclient.Message {
 				_, _ = io.WriteString(in, text+"\n")
-				if !lines.Scan() {
+				line, err := lines.ReadString('\n')
+				if err != nil {
 					t.Fatal("the process has exited")
 				}
-				return mcpclient.Parse(lines.Text())
+				return mcpclient.Parse(line)
 			}
 			exchange(strings.TrimSpace(strings.Replace(stdioHandshake, `"capabilities":{}`, `"capabilities":{"elicitation":{}}`,
 				1)))

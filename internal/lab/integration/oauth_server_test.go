@@ -48,18 +48,8 @@ func startAuthServer(t *testing.T, settings map[string]any) *authServer {
 	if p.cmd == nil {
 		cmd := peer(t, "authserver.mjs")
 		cmd = &exec.Cmd{Path: cmd.Path, Args: cmd.Args, Dir: cmd.Dir, Stderr: os.Stderr, Err: cmd.Err} // outlives t
-		in, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err == nil {
-			err = cmd.Start()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.cmd, p.in, p.out = cmd, in, bufio.NewReader(out)
+		p.in, p.out = startPiped(t, cmd)
+		p.cmd = cmd
 	}
 	a := &authServer{}
 	err := json.NewEncoder(p.in).Encode(settings)
