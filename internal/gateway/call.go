@@ -232,7 +232,7 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 	f.Context, f.Cancel = context.WithCancelCause(c.aggregateRequest.ctx)
 	defer f.Cancel(nil)
 	c.ctx = f.Context
-	defer c.client.endCall(c.client.beginCall(c.Message.Literal(jsonrpc.ID), f), f)
+	defer c.client.calls.end(c.client.calls.begin(c.Message.Literal(jsonrpc.ID), f), f)
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}

@@ -127,12 +127,7 @@ func TestCancellationDuringAHandshake(t *testing.T) {
 	call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
 	p.waitFor(t, "initialize", 2)
 	call.disconnect()
-	await.Until(t, "the call has ended", func() bool {
-		c := g.known()[0]
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return len(c.calls) == 0
-	})
+	await.Until(t, "the call has ended", func() bool { return g.known()[0].calls.any() == nil })
 	p.mu.Lock()
 	delete(p.on, "initialize")
 	p.mu.Unlock()

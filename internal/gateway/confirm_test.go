@@ -255,11 +255,7 @@ func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 					a.call.waitEnd()
 				}
 				c := g.known()[0]
-				await.Until(t, "no pending server request", func() bool {
-					c.mu.Lock()
-					defer c.mu.Unlock()
-					return len(c.pending) == 0 && len(c.calls) == 0
-				})
+				await.Until(t, "no pending server request", func() bool { return !c.hasServerRequest() && c.calls.any() == nil })
 				u.respond(a.question, agreed)
 				if n := p.count("tools/call") - before; n != 0 || p.count("notifications/cancelled") != 0 {
 					t.Errorf("the server got %d calls and %d cancellations", n, p.count("notifications/cancelled"))

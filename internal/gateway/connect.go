@@ -242,7 +242,7 @@ func (c connectAttempt) discover() (result []byte, failure *jsonrpc.Failure) {
 	}
 	for mayRetry := true; ; mayRetry = false {
 		r := c.newRequest(c.link)
-		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.meta("")))
+		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.introduction.meta("")))
 		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.SetHeaders(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 		if failure == nil || !mayRetry || !slices.Contains(failure.Data.Supported, mcp.Stateless) {

@@ -516,7 +516,7 @@ func (held *heldCall) askClient(sc scope, sideRequests *upstream.SideRequests, m
 		held.link.unsolicited(sc).refuse(sideRequests, m, why)
 		return nil
 	}
-	if !mcp.IsServerRequest(method) || !held.client.supports(method) {
+	if !mcp.IsServerRequest(method) || !held.client.introduction.supports(method) {
 		return refuse("the client does not support " + mcp.Shortened(method))
 	}
 	q := &heldQuestion{Key: strconv.Itoa(len(held.serverRequests) + 1), Method: method, Params: m.Literal(jsonrpc.Params)}
@@ -605,7 +605,7 @@ func (c *call) modernRequest() (jsonrpc.Message, *jsonrpc.Failure) {
 	if failure != nil {
 		return m, failure
 	}
-	meta := c.client.meta(c.client.logLevel())
+	meta := c.client.introduction.meta(c.client.logLevel())
 	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
 }
 
@@ -617,10 +617,10 @@ func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *
 	defer cancel()
 	answers := map[string]<-chan *jsonrpc.Message{}
 	for key, wants := range wanted.Requests {
-		if !c.client.supports(wants.Method) {
+		if !c.client.introduction.supports(wants.Method) {
 			return nil, jsonrpc.MissingCapability(l.serverName, mcp.Shortened(wants.Method))
 		}
-		id, answer, forget := c.client.expectResponse(l)
+		id, answer, forget := c.client.serverRequests.expect(l.serverName)
 		defer forget()
 		var m jsonrpc.Message
 		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {

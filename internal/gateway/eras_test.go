@@ -759,11 +759,7 @@ func TestInputThatIsCanceled(t *testing.T) {
 			call.waitEnd()
 		}
 		c := g.known()[0]
-		await.Until(t, "no pending server request", func() bool {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			return len(c.pending) == 0 && len(c.calls) == 0
-		})
+		await.Until(t, "no pending server request", func() bool { return !c.hasServerRequest() && c.calls.any() == nil })
 		u.respond(q, "{}")
 		if n := p.count("tools/call"); n != 1 {
 			t.Errorf("called %d times", n)

@@ -455,7 +455,7 @@ func (l *link) sendRequest(sc scope, method string, params []byte, to responseHa
 		r, session, era := l.newRequest(sc)
 		sent := params
 		if era == mcp.Modern {
-			sent = mcp.WithMeta(params, l.client.meta(l.client.logLevel()))
+			sent = mcp.WithMeta(params, l.client.introduction.meta(l.client.logLevel()))
 		}
 		reader, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, sent), to)
 		return reader, session, failure
@@ -581,7 +581,7 @@ func (u unsolicited) note(m *jsonrpc.Message) {
 	case isListChange(m):
 		u.link.listsChanged(u.g, m)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
-		u.link.client.settleServerRequest(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
+		u.link.client.serverRequests.settle(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
 	}
 }
 

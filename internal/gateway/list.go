@@ -56,7 +56,7 @@ func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKin
 	[]*catalog.List, []catalog.Freshness,
 ) {
 	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
-	audience, first := req.g.audience(req.client), req.client.noteListed(k)
+	audience, first := req.g.audience(req.client), req.client.listed.note(k)
 	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
 	var bg *background
@@ -595,30 +595,10 @@ func (req *aggregateRequest) sharedUIs(k mcp.ListKind, all []*catalog.List) cata
 	shared := req.g.sharedUIs(all)
 	for _, l := range all {
 		if s := req.g.servers[l.Server]; s != nil && len(l.UIs) > 0 && !req.g.transparent() && !shared.AreIn(l) {
-			req.client.notePlainUIs(s, l.Key)
+			req.client.listed.notePlainUIs(s, l.Key)
 		}
 	}
 	return shared
-}
-
-// notePlainUIs notes that the client got a tool list in which all UI resources have their own URIs.
-func (c *client) notePlainUIs(s *upstream.Server, key catalog.Key) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.plainUILists == nil {
-		c.plainUILists = map[string]catalog.Key{}
-	}
-	c.plainUILists[s.ID] = key
-}
-
-// knowsPlainUI reports whether the client got a UI resource of a server under its own URI. While
-// that list is cached, this holds even if another server starts to use the same URI.
-func (c *client) knowsPlainUI(g *Gateway, s *upstream.Server, uri string) bool {
-	c.mu.Lock()
-	key := c.plainUILists[s.ID]
-	c.mu.Unlock()
-	list := g.shelf.Get(key)
-	return list != nil && list.HasUI(uri)
 }
 
 // sharedUIs returns the UI resources that occur in the tool lists of several servers.

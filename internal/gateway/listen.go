@@ -242,7 +242,7 @@ func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener
 		return false
 	}
 	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(subset), []byte("}"))
-	params = mcp.WithMeta(params, l.client.meta(""))
+	params = mcp.WithMeta(params, l.client.introduction.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
 	r, _, _ := l.newRequest(sc)
 	var m jsonrpc.Message
@@ -441,7 +441,7 @@ func (s *stream) listenToServer(server *upstream.Server, last string, onStarted 
 
 // announceMissed notifies the client of lists that have changed since it requested them.
 func (s *stream) announceMissed(p *profile) {
-	if missed := s.req.client.missedChanges(&p.lists); len(missed) > 0 {
+	if missed := s.req.client.listed.missedChanges(&p.lists); len(missed) > 0 {
 		s.runAsync(func() { s.announce(missed...) })
 	}
 }

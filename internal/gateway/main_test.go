@@ -1056,3 +1056,10 @@ func (g *testGateway) close() {
 
 // known returns all remembered clients.
 func (g *testGateway) known() []*client { return g.clients() }
+
+// hasServerRequest reports whether the client has been sent a request that it has not answered.
+func (c *client) hasServerRequest() bool {
+	c.serverRequests.mu.Lock()
+	defer c.serverRequests.mu.Unlock()
+	return len(c.serverRequests.byID) > 0
+}

@@ -458,7 +458,7 @@ func (s *ownerSearch) find(uri string) (*upstream.Server, *jsonrpc.Failure) {
 		})
 	}
 	if len(owners) > 1 {
-		known := filterServers(owners, func(p *upstream.Server) bool { return s.client.knowsPlainUI(s.g, p, uri) })
+		known := filterServers(owners, func(p *upstream.Server) bool { return s.knowsPlainUI(p, uri) })
 		if len(known) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
@@ -468,6 +468,12 @@ func (s *ownerSearch) find(uri string) (*upstream.Server, *jsonrpc.Failure) {
 		return nil, nil
 	}
 	return owners[0], nil
+}
+
+// knowsPlainUI reports whether the client got a UI resource of a server under its own URI.
+func (s *ownerSearch) knowsPlainUI(server *upstream.Server, uri string) bool {
+	list := s.g.shelf.Get(s.client.listed.plainUIList(server))
+	return list != nil && list.HasUI(uri)
 }
 
 // listedBy returns the servers with a URI in their list of a kind. It uses cached lists only if all

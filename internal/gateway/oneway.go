@@ -19,7 +19,7 @@ type oneWayMessage struct{ *aggregateRequest }
 
 // forwardResponse forwards the client's response to the server that sent the request (A23, A24).
 func (n oneWayMessage) forwardResponse() *jsonrpc.Failure {
-	known, own := n.client.takeResponse(n.Message.Literal(jsonrpc.ID), &n.Message)
+	known, own := n.client.serverRequests.take(n.Message.Literal(jsonrpc.ID), &n.Message)
 	if own {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (n oneWayMessage) send(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 
 // cancel forwards a cancellation to the server that has the call (A28).
 func (n oneWayMessage) cancel() {
-	call := n.client.activeCall(n.Message.Literal(jsonrpc.RequestID))
+	call := n.client.calls.get(n.Message.Literal(jsonrpc.RequestID))
 	if call == nil {
 		_ = n.sendToReplica("", false) // the call may run at another replica
 		return
@@ -194,7 +194,7 @@ func (n oneWayMessage) parseOrigin(f jsonrpc.Field) (idOrigin, bool) {
 }
 
 // mayAnswerGateway reports whether the message may answer a request that the gateway sent at
-// another replica: its id has the form of client.expectResponse.
+// another replica: its id has the form of serverRequests.expect.
 func (n oneWayMessage) mayAnswerGateway() bool {
 	server, text, ok := strings.Cut(n.Message.Text(jsonrpc.ID), mcp.Separator)
 	isOther := func(c rune) bool { // than the alphabet of rand.Text

@@ -75,7 +75,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 		rl.reader.Position = &rl.position
 	}
 	defer rl.reader.Borrow()()
-	defer l.client.dropServerRequests(&rl.reader)
+	defer l.client.serverRequests.dropOf(&rl.reader)
 	c.IsForwarded = true
 	x.Post(r)
 	failure = x.Send(r)
@@ -197,19 +197,19 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 // client does not support it, the server gets an error at once (A25).
 func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
 	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
-	if !l.client.supports(method) {
+	if !l.client.introduction.supports(method) {
 		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not support "+method)
 		return
 	}
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
 	out.Data = l.translator(rl.g).message(m)
-	l.client.noteServerRequest(id, &rl.reader)
+	l.client.serverRequests.note(id, &rl.reader)
 	switch sent := rl.out.Event(out); {
 	case sent:
 	case rl.out.Err() != nil:
 		rl.active.Cancel(nil) // the client disconnected and may resume the stream
 	default:
-		l.client.settleServerRequest(id)
+		l.client.serverRequests.settle(id)
 		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not accept event streams")
 	}
 }
@@ -294,7 +294,7 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 		return failure
 	}
 	l.markUsed()
-	if call := req.client.activeCall(clientID); call != nil && call.link == l {
+	if call := req.client.calls.get(clientID); call != nil && call.link == l {
 		call.Cancel(nil) // the client noticed first that its connection is broken, and resumes here
 	} else if call == nil {
 		req.g.replicaSync.callResumed(req.client, clientID, owner.ID)

@@ -297,7 +297,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	case msg.Notice != nil:
 		rs.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
 	case msg.Resumed != nil:
-		if call := c.activeCall(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
+		if call := c.calls.get(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
 			call.Cancel(nil)
 		}
 	}
@@ -544,7 +544,7 @@ func (rs *replicaSync) handleClientMessage(c *client, sent *clientMessage) {
 	n := oneWayMessage{&aggregateRequest{Request: q, g: g, ctx: ctx, era: mcp.Legacy, client: c, fromReplica: true}}
 	switch {
 	case sent.Settled:
-		c.takeResponse(q.Message.Literal(jsonrpc.ID), &q.Message)
+		c.serverRequests.take(q.Message.Literal(jsonrpc.ID), &q.Message)
 	case q.Message.IsNotification():
 		n.forwardNotification()
 	default:
@@ -556,13 +556,11 @@ func (rs *replicaSync) handleClientMessage(c *client, sent *clientMessage) {
 // activeContext returns the context of a running call or stream of the client, nil if there is
 // none.
 func (c *client) activeContext() context.Context {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, call := range c.calls {
+	if call := c.calls.any(); call != nil {
 		return call.Context
 	}
-	if len(c.streams) > 0 {
-		return c.streams[0].ctx
+	if streams := c.openStreams(); len(streams) > 0 {
+		return streams[0].ctx
 	}
 	return nil
 }

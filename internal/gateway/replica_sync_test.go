@@ -420,10 +420,8 @@ func TestResponsesAtAnotherReplica(t *testing.T) {
 				t.Errorf("got %s", e.data)
 			}
 			call.waitEnd()
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if len(c.pending) > 0 {
-				t.Errorf("requests still pending: %v", c.pending)
+			if c.hasServerRequest() {
+				t.Error("requests still pending")
 			}
 			if n := p.count(""); n > 1 {
 				t.Errorf("the server got %d responses", n)
@@ -464,7 +462,7 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 			one.replicaSync.handleClientMessage(c, &clientMessage{Identity: "stranger",
 				Request: wireRequest{Method: http.MethodPost},
 				Message: jsonrpc.Notification("notifications/cancelled", []byte(`{"requestId":77}`))})
-			if c.activeCall([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
+			if c.calls.get([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
 				t.Error("another identity canceled the call")
 			}
 			u.atGateway(other).notify("notifications/cancelled", `{"requestId":77}`)

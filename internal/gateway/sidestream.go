@@ -89,7 +89,7 @@ func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
 			h.stream.idle.Reset(sideStreamTime)
 		}
 	}
-	if !h.link.client.takesServerRequests() || h.unavailable || listens {
+	if !h.link.client.introduction.supportsAny() || h.unavailable || listens {
 		return end // no server requests are possible, or another stream reads them
 	}
 	if h.stream != nil && h.stream.session == session {

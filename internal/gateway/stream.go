@@ -288,7 +288,7 @@ func (s *stream) accepts(g *Gateway, l *link, m *jsonrpc.Message) bool {
 	if s.wants != nil {
 		return s.wants.wantsMessage(m, l.serverName)
 	}
-	if m.IsRequest() && !req.client.supports(m.Text(jsonrpc.Method)) {
+	if m.IsRequest() && !req.client.introduction.supports(m.Text(jsonrpc.Method)) {
 		return false
 	}
 	// Modern servers learn with a delay that the client has unsubscribed.
