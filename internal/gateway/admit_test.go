@@ -315,7 +315,7 @@ func TestTasksNeedFullAccess(t *testing.T) { // A53, A54
 			}
 		}
 		before := peers[0].count("tasks/list")
-		if got := names(t, u.ask("tasks/list", ""), "tasks", "taskId"); !slices.Equal(got, want) {
+		if got := namesIn(t, u.ask("tasks/list", ""), "tasks", "taskId"); !slices.Equal(got, want) {
 			t.Errorf("%s was notified of %v", identity, got)
 		}
 		if asked := peers[0].count("tasks/list") > before; asked != (len(want) == 2) {
@@ -865,7 +865,7 @@ func TestListsUpdateAnnotations(t *testing.T) {
 	u := newGateway(t, rulesForAll("deny destructive"), p).modern(t)
 	u.callReaches(p, "read")
 	p.hasList("tools/list", "tools", `{"name":"read"}`, annotated("write", "readOnlyHint"))
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::write"}) {
+	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::write"}) {
 		t.Errorf("listed %v", got)
 	}
 	u.callRefused(p, "read", "acl_denied")
@@ -892,7 +892,7 @@ func TestAnnotationsOfOtherHeaders(t *testing.T) {
 			if era == mcp.Legacy {
 				u.connect()
 			}
-			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+			if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 				t.Errorf("listed %v", got)
 			}
 			u.callReaches(p, "run")

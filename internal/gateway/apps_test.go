@@ -35,7 +35,7 @@ func (u *testClient) read(uri string) (owner, shown string, s reply) {
 	if s.code() != 0 {
 		return "", "", s
 	}
-	return strings.TrimPrefix(names(u.t, s, "contents", "text")[0], "of "), names(u.t, s, "contents", "uri")[0], s
+	return strings.TrimPrefix(namesIn(u.t, s, "contents", "text")[0], "of "), namesIn(u.t, s, "contents", "uri")[0], s
 }
 
 // readsFrom checks that a URI is read from a server and is unchanged in the answer.

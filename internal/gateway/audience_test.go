@@ -29,14 +29,14 @@ func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 	g := newGateway(t, nil, a, b)
 	first := g.legacy(t)
 	want := []string{"a::x", "b::y"}
-	if got := names(t, first.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+	if got := namesIn(t, first.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 		t.Fatalf("first client: got %v", got)
 	}
 	second := g.legacy(t)
 	if string(second.hello.Result) != string(first.hello.Result) {
 		t.Errorf("got %s, want %s as the first client", second.hello.Result, first.hello.Result)
 	}
-	if got := names(t, second.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+	if got := namesIn(t, second.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 		t.Errorf("got %v", got)
 	}
 	second.ask("logging/setLevel", `{"level":"error"}`)
@@ -79,7 +79,7 @@ func TestOneClientConnectsForAll(t *testing.T) {
 	var all sync.WaitGroup
 	for range clients {
 		all.Go(func() {
-			if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+			if got := namesIn(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 				t.Errorf("got %v", got)
 			}
 		})
@@ -110,7 +110,7 @@ func TestConnectingClientDisconnects(t *testing.T) {
 	done := make(chan *testClient)
 	go func() { done <- g.legacy(t) }()
 	leaving.disconnect()
-	if got := names(t, (<-done).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+	if got := namesIn(t, (<-done).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -172,7 +172,7 @@ func TestLateCredentials(t *testing.T) {
 		a.reply(w, `{"tools":[{"name":"x"}`+more+`]}`)
 	})
 	g := newGateway(t, nil, p)
-	list := func(u *testClient) []string { return names(t, u.ask("tools/list", ""), "tools", "name") }
+	list := func(u *testClient) []string { return namesIn(t, u.ask("tools/list", ""), "tools", "name") }
 	all, some := []string{"a::x", "a::secret"}, []string{"a::x"}
 	first := g.legacy(t)
 	first.header.Set("Authorization", "Bearer s3cret")
@@ -225,7 +225,7 @@ func TestListsOfUsedSessions(t *testing.T) {
 	p.capabilities = `{"tools":{}}` // without list changes
 	g := newGateway(t, nil, p)
 	first, second := g.legacy(t), g.legacy(t)
-	count := func(u *testClient) int { return len(names(t, u.ask("tools/list", ""), "tools", "name")) }
+	count := func(u *testClient) int { return len(namesIn(t, u.ask("tools/list", ""), "tools", "name")) }
 	if count(first) != 1 || count(second) != 1 || p.count("tools/list") != 1 {
 		t.Errorf("%d lists", p.count("tools/list"))
 	}
@@ -250,7 +250,7 @@ func TestServerInfoExpires(t *testing.T) {
 		defer g.close()
 		first := g.legacy(t)
 		first.ask("tools/list", "")
-		newcomer := func() []string { return names(t, g.legacy(t).ask("tools/list", ""), "tools", "name") }
+		newcomer := func() []string { return namesIn(t, g.legacy(t).ask("tools/list", ""), "tools", "name") }
 		asked := func(sessions, lists int) {
 			t.Helper()
 			if p.initialized() != sessions || p.count("tools/list") != lists {
@@ -336,7 +336,7 @@ func TestRefreshOfAudiences(t *testing.T) {
 	g.legacy(t).ask("tools/list", "")
 	p.hasTools("y")
 	g.Refresh("a")
-	if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+	if got := namesIn(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
 		t.Errorf("got %v", got)
 	}
 	await.Until(t, "the audience is remembered", func() bool { return audiencesQuota.Usage().Entries > 0 })

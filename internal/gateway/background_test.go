@@ -50,7 +50,7 @@ func TestServersWithoutHandshakeAreTriedInBackground(t *testing.T) {
 				var waited time.Duration
 				ask := func(u *testClient) {
 					began := time.Now()
-					if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+					if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 						t.Errorf("got %v", got)
 					}
 					waited += time.Since(began)
@@ -124,7 +124,7 @@ func TestSlowServers(t *testing.T) {
 				stream := u.listenFor()
 				defer stream.disconnect()
 				asked := time.Now()
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 					t.Errorf("got %v", got)
 				}
 				if took := time.Since(asked); took != firstWait {
@@ -139,7 +139,7 @@ func TestSlowServers(t *testing.T) {
 					t.Errorf("the client was notified after %v", came)
 				}
 				asked = time.Now()
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) ||
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) ||
 					time.Since(asked) != 0 {
 					t.Errorf("got %v after %v", got, time.Since(asked))
 				}
@@ -153,7 +153,7 @@ func TestSlowServers(t *testing.T) {
 			defer g.close()
 			began := time.Now()
 			u := g.legacy(t)
-			if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
+			if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
 				t.Errorf("got %v", got)
 			}
 			if took := time.Since(began); took != 12*time.Second {
@@ -191,7 +191,7 @@ func TestClientsThatListenLate(t *testing.T) {
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 		stream.disconnect()
@@ -217,7 +217,7 @@ func TestCallsWaitForChildrenThatStart(t *testing.T) {
 		}, p)
 		defer g.close()
 		u := g.legacy(t)
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 0 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 0 {
 			t.Errorf("got %v", got)
 		}
 		if s := u.call("b::x"); s.code() != 0 {
@@ -238,7 +238,7 @@ func TestJoinTimeoutBeyondTheTimeout(t *testing.T) {
 			c.JoinTimeout, c.Servers[0].Timeout = 2*time.Minute, 30*time.Second
 		}, p)
 		defer g.close()
-		if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+		if got := namesIn(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 	})
@@ -256,7 +256,7 @@ func TestUnsupportedLists(t *testing.T) {
 		if era == mcp.Legacy {
 			u.connect()
 		}
-		if got := names(t, u.ask("resources/templates/list", ""), "resourceTemplates", "uriTemplate"); len(got) != 0 {
+		if got := namesIn(t, u.ask("resources/templates/list", ""), "resourceTemplates", "uriTemplate"); len(got) != 0 {
 			t.Errorf("got %v", got)
 		}
 		if n := logged.Len(); n > 0 {

@@ -179,19 +179,6 @@ func (b *builtins) resourceReader(uri string) func(context.Context, *inbound.Req
 	return func(context.Context, *inbound.Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
 
-// resolveTemplate returns the server and its URI for a URI of a hosted template. If uri is itself a
-// template, it returns the server's template.
-func (b *builtins) resolveTemplate(uri string) (*upstream.Server, string) {
-	t, original, ok := b.g.Templates.Match(uri)
-	if strings.Contains(uri, "{") {
-		t, original, ok = b.g.Templates.Find(uri)
-	}
-	if !ok {
-		return nil, ""
-	}
-	return b.g.servers[t.Server], original // t.Server may be an alias
-}
-
 // contents returns a result of resources/read.
 func contents(uri, mimeType, text string) []byte {
 	type content struct {

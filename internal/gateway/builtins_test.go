@@ -67,7 +67,7 @@ func TestDiscovery(t *testing.T) {
 				`{"name":"delete_mail","description":"Deletes a letter."}`),
 		}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got,
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got,
 			[]string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
 			t.Errorf("listed: %v", got)
 		}
@@ -223,7 +223,7 @@ func TestOwnCapabilities(t *testing.T) {
 	if strings.Contains(string(u.hello.Result), `"prompts"`) {
 		t.Errorf("got %s", u.hello.Result)
 	}
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"recover_observation"}) {
+	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"recover_observation"}) {
 		t.Errorf("got %v", got)
 	}
 }

@@ -113,7 +113,7 @@ func (c *call) callNamed(f jsonrpc.Field, k mcp.ListKind, name string) *jsonrpc.
 	}
 	c.name, c.Tool = name, mcp.Shortened(name)
 	target := mcp.Target{Server: s.Name, Kind: mcp.ListKinds[k].Target, Name: name}
-	if c.g.transparent() {
+	if c.g.names.areUnchanged() {
 		return c.forward(s, target, nil)
 	}
 	return c.forward(s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(name))})
@@ -155,8 +155,8 @@ func (c *call) complete() *jsonrpc.Failure {
 	switch {
 	case c.Message.Has(jsonrpc.RefName) && c.Message.Has(jsonrpc.RefURI):
 		return invalidParams("ref: must have a name or a uri, not both")
-	case c.g.transparent():
-		s := c.g.config.Servers[0]
+	case c.g.names.areUnchanged():
+		s := c.g.names.only
 		target, _ := mcp.TargetOf(s.Name, &c.Message)
 		return c.forward(s, target, nil)
 	case c.Message.Kind(jsonrpc.RefName) == jsonspan.String:
@@ -169,8 +169,8 @@ func (c *call) complete() *jsonrpc.Failure {
 
 // callOther forwards a request of an extension to the server whose task or resource it names.
 func (c *call) callOther(method string) *jsonrpc.Failure {
-	if c.g.transparent() {
-		s := c.g.config.Servers[0]
+	if c.g.names.areUnchanged() {
+		s := c.g.names.only
 		target, _ := mcp.TargetOf(s.Name, &c.Message)
 		return c.forward(s, target, nil)
 	}
@@ -193,7 +193,7 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 
 // callTask forwards a request about a task to the server of the task.
 func (c *call) callTask() *jsonrpc.Failure {
-	if s, id := c.g.locateTask(c.Message.Text(jsonrpc.TaskID)); s != nil {
+	if s, id := c.g.names.task(c.Message.Text(jsonrpc.TaskID)); s != nil {
 		edit := c.Message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))
 		return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
 	}
@@ -204,7 +204,7 @@ func (c *call) callTask() *jsonrpc.Failure {
 // on the response.
 func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.Server = s
-	message, failure := c.messageForServer(append(edits, c.g.relatedTaskEdits(c.Message.Raw, s.Name)...)...)
+	message, failure := c.messageForServer(append(edits, c.g.names.relatedTaskEdits(c.Message.Raw, s.Name)...)...)
 	if failure == nil {
 		message, failure = c.Override.ToServer(&message)
 	}
@@ -309,7 +309,7 @@ func (c *call) takeFocus() *jsonrpc.Failure {
 		return nil
 	}
 	list := c.toolList()
-	if list == nil || list.Focused[c.g.shownName(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name))] == "" {
+	if list == nil || list.Focused[c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name))] == "" {
 		return nil
 	}
 	var failure *jsonrpc.Failure
@@ -489,7 +489,7 @@ func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
 		return false // the server's own tool, under another name
 	}
 	known := c.client.knownList(c.g, s, mcp.Tools)
-	return known == nil || !slices.Contains(known.Names, c.g.shownName(s.Name, mcp.Tools, LoginTool))
+	return known == nil || !slices.Contains(known.Names, c.g.names.shown(s.Name, mcp.Tools, LoginTool))
 }
 
 // callLoginTool answers a call of the login tool.
@@ -498,7 +498,7 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 	if failure != nil {
 		return c.fail(failure)
 	}
-	if slices.Contains(list.Names, c.g.shownName(c.link.serverName, mcp.Tools, LoginTool)) {
+	if slices.Contains(list.Names, c.g.names.shown(c.link.serverName, mcp.Tools, LoginTool)) {
 		// The server has a tool of that name.
 		if failure := c.Admit(mcp.Target{Server: c.link.serverName, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
 			return c.answerFailure(failure)
@@ -513,7 +513,7 @@ func (g *Gateway) loginToolList(s *upstream.Server, required *jsonrpc.Failure) *
 	if len(required.Data.Elicitations) == 0 {
 		return nil
 	}
-	name := g.shownName(s.Name, mcp.Tools, LoginTool)
+	name := g.names.shown(s.Name, mcp.Tools, LoginTool)
 	item := jsonrpc.Encode(map[string]any{
 		"name":        name,
 		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",

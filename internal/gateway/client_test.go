@@ -160,7 +160,7 @@ func TestSessionsUsedByOtherClients(t *testing.T) {
 	bob.connect()
 	for _, u := range []*testClient{bob, ann.atGateway(g), bob} {
 		want := []string{"a::of-" + u.identity}
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("%s got %v", u.identity, got)
 		}
 	}
@@ -280,7 +280,7 @@ func TestServersThatLostASessionAreReconnected(t *testing.T) {
 					t.Errorf("notified %d times, want 2", n)
 				}
 				p.forget()
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 					t.Errorf("list: got %v", got)
 				}
 				if n := p.count("initialize"); n != 3 {

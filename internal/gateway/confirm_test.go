@@ -337,7 +337,7 @@ func TestToolsToConfirmNeedElicitation(t *testing.T) {
 				if shown {
 					want = []string{"a::x", "a::y"}
 				}
-				if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, want) {
+				if got := namesIn(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, want) {
 					t.Errorf("listed: %q", got)
 				}
 				if shown {
@@ -392,7 +392,7 @@ func TestConfirmationAtOneServer(t *testing.T) {
 				if era == mcp.Legacy && kind == "single" {
 					u.connect()
 				}
-				listed := names(t, u.ask("tools/list", `{}`), "tools", "name")
+				listed := namesIn(t, u.ask("tools/list", `{}`), "tools", "name")
 				if era == mcp.Modern && kind == "single" {
 					if !slices.Equal(listed, []string{"x", "y"}) {
 						t.Errorf("listed: %q", listed)

@@ -82,7 +82,7 @@ func (c *call) learnTool() *jsonrpc.Failure {
 		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
 		return nil
 	}
-	return checkTool(c.Server, c.g.shownName(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name)), c.name)
+	return checkTool(c.Server, c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name)), c.name)
 }
 
 // continueAt continues a call that another replica holds.

@@ -402,7 +402,7 @@ func TestCallsWithoutList(t *testing.T) {
 						if era == mcp.Legacy {
 							u.connect()
 						}
-						listed := names(t, u.ask("tools/list", ""), "tools", "name")
+						listed := namesIn(t, u.ask("tools/list", ""), "tools", "name")
 						if params == "" {
 							params = fmt.Sprintf(`{"name":%q,"arguments":{}}`, listed[1])
 						}

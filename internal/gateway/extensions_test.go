@@ -271,7 +271,7 @@ func TestSkills(t *testing.T) {
 		list := u.ask("skills/list", "")
 		want := []string{root("a") + "/SKILL.md", "proxy://template/a/git://x/y/SKILL.md", root("b") + "/SKILL.md",
 			"proxy://template/b/git://x/y/SKILL.md"}
-		if got := names(t, list, "skills", "uri"); !slices.Equal(got, want) {
+		if got := namesIn(t, list, "skills", "uri"); !slices.Equal(got, want) {
 			t.Errorf("got %v", got)
 		}
 		if n := strings.Count(list.body, `"uri":"`+root("a")+"/a.md\""); n != 1 ||
@@ -282,7 +282,7 @@ func TestSkills(t *testing.T) {
 			t.Error("a server without skills got a request for them")
 		}
 		// A11
-		if got := names(t, u.ask("resources/list", ""), "resources", "uri"); got[0] != mcp.ResourceURI("a",
+		if got := namesIn(t, u.ask("resources/list", ""), "resources", "uri"); got[0] != mcp.ResourceURI("a",
 			"skill://x/a/SKILL.md") {
 			t.Errorf("got %v", got)
 		}
@@ -293,7 +293,7 @@ func TestSkills(t *testing.T) {
 				t.Errorf("got %s", s.body)
 			}
 			directory := u.ask("resources/directory/read", `{"uri":"`+root(name)+`","cursor":"of the server"}`)
-			if got := names(t, directory, "resources", "uri"); !slices.Equal(got,
+			if got := namesIn(t, directory, "resources", "uri"); !slices.Equal(got,
 				[]string{root(name) + "/a.md", root(name) + "/b"}) || !strings.Contains(directory.body, `"nextCursor":"`+name+`"`) {
 				t.Errorf("got %s", directory.body)
 			}
@@ -325,7 +325,7 @@ func TestSkillsThatAClientMayNotRead(t *testing.T) {
 	configure := rulesForAll("deny resource:a::skill://x/a/SKILL.md", "deny resource:a::skill://x/a/b",
 		"deny resource:a::skill://x/hidden")
 	both(t, configure, librarians, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		if got := names(t, u.ask("skills/list", ""), "skills", "uri"); !slices.Equal(got,
+		if got := namesIn(t, u.ask("skills/list", ""), "skills", "uri"); !slices.Equal(got,
 			[]string{"proxy://template/a/git://x/y/SKILL.md"}) {
 			t.Errorf("got %v", got)
 		}
@@ -339,7 +339,7 @@ func TestSkillsThatAClientMayNotRead(t *testing.T) {
 			t.Errorf("got %s", s.body)
 		}
 		directory := u.ask("resources/directory/read", `{"uri":"proxy://template/a/skill://x/a"}`)
-		if got := names(t, directory, "resources", "uri"); !slices.Equal(got,
+		if got := namesIn(t, directory, "resources", "uri"); !slices.Equal(got,
 			[]string{"proxy://template/a/skill://x/a/a.md"}) {
 			t.Errorf("got %v", got)
 		}

@@ -68,7 +68,7 @@ func FuzzListing(f *testing.F) {
 				continue
 			}
 			seen[name] = true
-			item[itemKeys[k]] = a.shownName("a", k, name)
+			item[itemKeys[k]] = a.names.shown("a", k, name)
 			wanted = append(wanted, item)
 		}
 		list := b.finish()
@@ -80,7 +80,7 @@ func FuzzListing(f *testing.F) {
 			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.Names[i] {
 				t.Fatalf("%q: item %d is %s with name %q", page, i, list.Item(i), list.Names[i])
 			}
-			if original, short := list.Short[list.Names[i]]; short && a.shownName("a", k, original) != list.Names[i] {
+			if original, short := list.Short[list.Names[i]]; short && a.names.shown("a", k, original) != list.Names[i] {
 				t.Fatalf("%q stands for %q", list.Names[i], original)
 			}
 		}

@@ -59,6 +59,7 @@ type Gateway struct {
 	config  Config
 	info    mcp.Implementation
 	servers map[string]*upstream.Server // by name and alias
+	names   names
 	ids     map[string]*upstream.Server // by ID
 	rules   *access.Rules
 	sealer  sealer
@@ -98,6 +99,10 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		Usage: retained.Usage, Confirmations: state.confirmations, Tasks: retained.tasks, Upstream: state.upstream,
 	})
 	g.servers, g.rules, g.shared, g.info = g.gate.Servers, g.gate.Rules, g.gate.Shared, g.gate.Info
+	g.names = names{naming: config.Naming, servers: g.servers, templates: retained.Templates}
+	if config.Naming.Separator == "" {
+		g.names.only = config.Servers[0]
+	}
 	g.sealer = sealer{g.shared.Sealer}
 	for _, s := range config.Servers {
 		g.ids[s.ID] = s
@@ -139,9 +144,6 @@ func (g *Gateway) WaitForSideRequests() {
 		s.SideRequests.Close()
 	}
 }
-
-// transparent reports whether there is a single server whose names are shown unchanged.
-func (g *Gateway) transparent() bool { return g.config.Naming.Separator == "" }
 
 // byID returns the server with an ID, nil if there is none.
 func (g *Gateway) byID(id string) *upstream.Server { return g.ids[id] }

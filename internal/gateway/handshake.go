@@ -189,7 +189,7 @@ func (h handshake) instructions(servers []*upstream.Server, infos []*serverInfo)
 	for i, s := range servers {
 		switch {
 		case infos[i] == nil || infos[i].instructions.text() == "":
-		case h.g.transparent():
+		case h.g.names.areUnchanged():
 			return infos[i].instructions.text()
 		default:
 			texts = append(texts, s.Name+":\n"+infos[i].instructions.text())

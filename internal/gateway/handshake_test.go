@@ -132,7 +132,7 @@ func TestFailedHandshakes(t *testing.T) {
 				if era == mcp.Legacy {
 					u.connect()
 				}
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
 					t.Errorf("got %v", got)
 				}
 				for _, name := range []string{"a::x", "c::x"} {
@@ -213,7 +213,7 @@ func TestServersWithoutSessions(t *testing.T) {
 		p.sessions = false
 		return []*fakeServer{p}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 		if s := u.call("a::x"); s.code() != 0 {

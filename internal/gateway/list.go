@@ -306,7 +306,7 @@ func (b *builder) addItem(item *mcp.Item) {
 		b.list.UIs = catalog.AppendUIs(b.list.UIs, raw, b.joined.Len())
 	}
 	b.joined.Write(raw)
-	if (b.kind == mcp.Tools || b.kind == mcp.Prompts) && b.g.config.Naming.MayBeShort(shown) {
+	if (b.kind == mcp.Tools || b.kind == mcp.Prompts) && b.g.names.naming.MayBeShort(shown) {
 		if b.list.Short == nil {
 			b.list.Short = map[string]string{}
 		}
@@ -326,7 +326,7 @@ func (b *builder) overriddenName(name string) string {
 
 // shownName returns the name of an item that clients see.
 func (b *builder) shownName(name string) string {
-	return b.g.shownName(b.server.Name, b.kind, b.overriddenName(name))
+	return b.g.names.shown(b.server.Name, b.kind, b.overriddenName(name))
 }
 
 // addParams notes which arguments of a tool are repeated in headers. It fails if that declaration
@@ -353,26 +353,8 @@ var filePaths = jsonspan.CompilePaths("resources.*.uri")
 // see.
 func (b *builder) renameFiles(skill []byte) []jsonspan.Edit {
 	return renameAt(filePaths, skill, func(_ int, uri string) string {
-		return b.g.shownName(b.server.Name, mcp.Skills, uri)
+		return b.g.names.shown(b.server.Name, mcp.Skills, uri)
 	})
-}
-
-// shownName returns the name that clients see for an item of a server.
-func (g *Gateway) shownName(server string, k mcp.ListKind, name string) string {
-	if g.transparent() {
-		return name
-	}
-	switch k {
-	case mcp.Resources:
-		return mcp.ResourceURI(server, name)
-	case mcp.Templates, mcp.Skills:
-		// Clients build URIs from it: by expanding a template, or by resolving the relative path of
-		// a file in a skill.
-		return mcp.TemplateURI(server, name)
-	case mcp.Tasks:
-		return server + mcp.Separator + name
-	}
-	return g.config.Naming.Join(server, name)
 }
 
 // finish returns the list.
@@ -594,7 +576,7 @@ func (req *aggregateRequest) sharedUIs(k mcp.ListKind, all []*catalog.List) cata
 	}
 	shared := req.g.sharedUIs(all)
 	for _, l := range all {
-		if s := req.g.servers[l.Server]; s != nil && len(l.UIs) > 0 && !req.g.transparent() && !shared.AreIn(l) {
+		if s := req.g.servers[l.Server]; s != nil && len(l.UIs) > 0 && !req.g.names.areUnchanged() && !shared.AreIn(l) {
 			req.client.listed.notePlainUIs(s, l.Key)
 		}
 	}
@@ -603,7 +585,7 @@ func (req *aggregateRequest) sharedUIs(k mcp.ListKind, all []*catalog.List) cata
 
 // sharedUIs returns the UI resources that occur in the tool lists of several servers.
 func (g *Gateway) sharedUIs(all []*catalog.List) catalog.SharedUIs {
-	if g.transparent() || !slices.ContainsFunc(all, func(l *catalog.List) bool { return len(l.UIs) > 0 }) {
+	if g.names.areUnchanged() || !slices.ContainsFunc(all, func(l *catalog.List) bool { return len(l.UIs) > 0 }) {
 		return nil
 	}
 	return catalog.FindSharedUIs(all)

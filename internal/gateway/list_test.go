@@ -51,7 +51,7 @@ func (u *testClient) walk(method, member, key string, limit int) (all []string, 
 			params += `"cursor":"` + cursor + `"`
 		}
 		s := u.ask(method, params+`}`)
-		page := names(u.t, s, member, key)
+		page := namesIn(u.t, s, member, key)
 		all, sizes = append(all, page...), append(sizes, len(page))
 		var result struct{ NextCursor string }
 		_ = json.Unmarshal(s.Result, &result)
@@ -159,7 +159,7 @@ func TestRepeatedCursors(t *testing.T) {
 	})
 	c := legacyPeer("c").hasTools("z")
 	u := newGateway(t, nil, a, b, c).legacy(t)
-	got := names(t, u.ask("tools/list", ""), "tools", "name")
+	got := namesIn(t, u.ask("tools/list", ""), "tools", "name")
 	if want := []string{"a::x", "a::x1", "a::x2", "b::y", "c::z"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v (A21)", got, want)
 	}
@@ -172,7 +172,7 @@ func TestServersWhoseListsNeverEnd(t *testing.T) {
 		a.reply(w, fmt.Sprintf(`{"tools":[{"name":"x%d"}],"nextCursor":"%d"}`, n, n+1))
 	})
 	u := newGateway(t, nil, a, legacyPeer("b").hasTools("z")).legacy(t)
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"b::z"}) {
+	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"b::z"}) {
 		t.Errorf("got %d tools", len(got))
 	}
 	if n := a.count("tools/list"); n > maxPages {
@@ -206,7 +206,7 @@ func TestFailedServersAreLeftOut(t *testing.T) {
 			}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 				want := []string{"a::x", "c::x"}
 				for range 2 {
-					if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+					if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 						t.Errorf("got %v, want %v (A22)", got, want)
 					}
 				}
@@ -224,7 +224,7 @@ func TestUnreachableServersAreLeftOut(t *testing.T) {
 		p.down.Store(true)
 		return []*fakeServer{newPeer("a").hasTools("x"), p}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 			t.Errorf("got %v (A6)", got)
 		}
 		if s := u.call("b::x"); s.symbol() != "connect_error" || s.Error.Data.ServerName != "b" {
@@ -245,7 +245,7 @@ func TestServersThatHang(t *testing.T) {
 				defer g.close()
 				began := time.Now()
 				u := g.legacy(t)
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 					t.Errorf("got %v", got)
 				}
 				if took := time.Since(began); took > 20*time.Second {
@@ -262,7 +262,7 @@ func TestServersThatHang(t *testing.T) {
 					p.handle(method, normal)
 				}
 				time.Sleep(time.Minute)
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
 					t.Errorf("later: got %v", got)
 				}
 			})
@@ -310,7 +310,7 @@ func TestCachedLists(t *testing.T) {
 		say(changed)
 		stream.nextOf("notifications/tools/list_changed")
 		for range 5 {
-			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+			if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
 				t.Errorf("got %v", got)
 			}
 		}
@@ -344,7 +344,7 @@ func TestCachedLists(t *testing.T) {
 		if s := u.call("a::x"); len(s.events) != 2 || s.events[0].method() != "notifications/tools/list_changed" {
 			t.Errorf("got %s", s.body)
 		}
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
 			t.Errorf("got %v", got)
 		}
 		if n := p.count("tools/list"); n != 2 {
@@ -456,7 +456,7 @@ func TestCachedLists(t *testing.T) {
 		p.forget()
 		p.hasTools("x", "y")
 		u.call("a::x")
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
 			t.Errorf("got %v", got)
 		}
 	})
@@ -525,7 +525,7 @@ func TestListsOfSeveralClients(t *testing.T) {
 			if era == mcp.Legacy {
 				u.connect()
 			}
-			if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of-" + name}) {
+			if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of-" + name}) {
 				t.Errorf("%s got %v", name, got)
 			}
 			u.ask("prompts/list", "")
@@ -599,7 +599,7 @@ func TestLargeServerInfo(t *testing.T) {
 			if result.Instructions != tt.want {
 				t.Errorf("got instructions %.100q", result.Instructions)
 			}
-			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) == 1 != tt.tools {
+			if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) == 1 != tt.tools {
 				t.Errorf("got tools %v", got)
 			}
 		})
@@ -646,7 +646,7 @@ func TestServersThatStartLate(t *testing.T) {
 		u := g.legacy(t)
 		stream := u.listen()
 		defer stream.disconnect()
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 		p.down.Store(false)
@@ -657,7 +657,7 @@ func TestServersThatStartLate(t *testing.T) {
 			}
 		}
 		timer.Stop()
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 2 {
 			t.Errorf("got %v", got)
 		}
 	})

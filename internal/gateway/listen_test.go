@@ -50,7 +50,7 @@ func TestOneClientListensForAll(t *testing.T) {
 		if e := stream.next(); e.method() != mcp.ListKinds[mcp.Tools].Notice || !strings.Contains(e.data, `"server":"a"`) {
 			t.Errorf("client %d: got %s", i, e.data)
 		}
-		if got := names(t, users[i].ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
+		if got := namesIn(t, users[i].ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
 			t.Errorf("client %d: got %v", i, got)
 		}
 	}

@@ -104,11 +104,11 @@ func TestLoginToolBeforeTheLogin(t *testing.T) {
 				t.Errorf("capabilities before the login: %s", u.hello.answer)
 			}
 		}
-		if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::login"}) {
+		if got := namesIn(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::login"}) {
 			t.Errorf("before the login: %q", got)
 		}
 		login.logIn(g, "ann")
-		if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+		if got := namesIn(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 			t.Errorf("after the login: %q", got)
 		}
 		if s := u.call("a::login"); !strings.Contains(s.answer, "Logged in to a") || strings.Contains(s.answer, "isError") {
@@ -122,7 +122,7 @@ func TestLoginOfTheOperatorIsNotOffered(t *testing.T) {
 	g, login := newLoginGateway(t, p, nil)
 	login.operatorOnly = true
 	u := g.legacy(t)
-	if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); len(got) != 0 {
+	if got := namesIn(t, u.ask("tools/list", `{}`), "tools", "name"); len(got) != 0 {
 		t.Errorf("listed: %q", got)
 	}
 	s := u.call("a::x")

@@ -947,8 +947,8 @@ func (k *liveReply) waitEnd() {
 	}
 }
 
-// names returns the names in a list.
-func names(t testing.TB, s reply, member, key string) (all []string) {
+// namesIn returns the names in a list.
+func namesIn(t testing.TB, s reply, member, key string) (all []string) {
 	t.Helper()
 	var result map[string]json.RawMessage
 	var items []map[string]any

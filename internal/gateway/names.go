@@ -10,8 +10,124 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
+
+// names translates between the names of items at their servers and the names that clients see.
+type names struct {
+	naming  mcp.Naming
+	servers map[string]*upstream.Server // by name and alias
+	only    *upstream.Server            // the single server, if its names are shown unchanged; else nil
+
+	templates *resourcetemplate.Set // hosted templates
+}
+
+// areUnchanged reports whether there is a single server whose names are shown unchanged.
+func (n *names) areUnchanged() bool { return n.only != nil }
+
+// shown returns the name that clients see for an item of a server.
+func (n *names) shown(server string, k mcp.ListKind, name string) string {
+	if n.areUnchanged() {
+		return name
+	}
+	switch k {
+	case mcp.Resources:
+		return mcp.ResourceURI(server, name)
+	case mcp.Templates, mcp.Skills:
+		// Clients build URIs from it: by expanding a template, or by resolving the relative path of
+		// a file in a skill.
+		return mcp.TemplateURI(server, name)
+	case mcp.Tasks:
+		return server + mcp.Separator + name
+	}
+	return n.naming.Join(server, name)
+}
+
+// resource returns the server of a resource and its URI there. shown is the URI that clients use: one
+// with the name of the server, one of a hosted template, or such a template itself.
+func (n *names) resource(shown string) (*upstream.Server, string) {
+	if server, uri, err := mcp.ParseURI(shown); err == nil && !n.areUnchanged() {
+		return n.servers[server], uri
+	}
+	t, original, ok := n.templates.Match(shown)
+	if strings.Contains(shown, "{") {
+		t, original, ok = n.templates.Find(shown)
+	}
+	if !ok {
+		return nil, ""
+	}
+	return n.servers[t.Server], original // t.Server may be an alias
+}
+
+// task returns the server of a task and its id there. shown is the id that clients use.
+func (n *names) task(shown string) (*upstream.Server, string) {
+	if n.areUnchanged() {
+		return n.only, shown
+	}
+	server, id, _ := strings.Cut(shown, mcp.Separator)
+	return n.servers[server], id
+}
+
+var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relatedTask)
+
+// relatedTaskEdits returns the edits that set the server's id of the related task in a message of a
+// client.
+func (n *names) relatedTaskEdits(message []byte, server string) []jsonspan.Edit {
+	if n.areUnchanged() || !bytes.Contains(message, []byte("related-task")) {
+		return nil
+	}
+	return renameAt(relatedPaths, message, func(_ int, id string) string {
+		return strings.TrimPrefix(id, server+mcp.Separator) // ids of the client's own tasks have no such prefix
+	})
+}
+
+// tool returns the server of a tool, nil if there is none, and the name without the server.
+func (n *names) tool(shown string) (_ *upstream.Server, rest string) {
+	if n.areUnchanged() {
+		return n.only, strings.TrimPrefix(shown, n.only.Name+mcp.Separator)
+	}
+	server, rest, _ := n.split(shown)
+	return n.servers[server], rest
+}
+
+// shownTool returns the canonical name of a tool that clients see. rest is the name without the
+// server.
+func (n *names) shownTool(s *upstream.Server, rest string) string {
+	if n.areUnchanged() {
+		return rest
+	}
+	return s.Name + n.naming.Separator + rest
+}
+
+// split splits the name of a tool or prompt into the server and its name there.
+func (n *names) split(shown string) (server, name string, ok bool) {
+	return n.naming.Split(shown, func(server string) bool { return n.servers[server] != nil })
+}
+
+// toolTarget returns the target of a tool for rules. shown is the name that clients see.
+func (n *names) toolTarget(list *catalog.List, s *upstream.Server, shown string) mcp.Target {
+	target := mcp.Target{Kind: mcp.Tool, Name: shown}
+	if s == nil {
+		return target
+	}
+	target.Server = s.Name
+	if original, ok := list.Short[shown]; ok {
+		target.Name = original
+	} else if _, name, ok := n.naming.Split(shown, func(server string) bool { return server == s.Name }); ok {
+		target.Name = name
+	}
+	target.Name = s.Overrides.ServerName(target.Name)
+	return target
+}
+
+// hasURI reports whether a list of tools or resources has a resource with this URI.
+func (n *names) hasURI(l *catalog.List, k mcp.ListKind, uri string) bool {
+	if k == mcp.Tools {
+		return l.HasUI(uri)
+	}
+	return slices.Contains(l.Names, n.shown(l.Server, mcp.Resources, uri))
+}
 
 // withoutProxyParam returns the edit that removes the proxy member, which is for the gateway only
 // (A31).
@@ -152,7 +268,7 @@ func (t translator) replacement(path int, literal []byte) []byte {
 		return nil
 	case isRequested && t.alias.isSet():
 		return jsonrpc.Quote(t.alias.shown)
-	case t.g.transparent():
+	case t.g.names.areUnchanged():
 		return nil
 	}
 	text := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
@@ -162,20 +278,19 @@ func (t translator) replacement(path int, literal []byte) []byte {
 	case !isRequested && strings.HasPrefix(text, mcp.UIScheme):
 		return jsonrpc.Quote(mcp.UIResourceURI(t.link.serverName, text)) // hosts check the ui scheme
 	}
-	return jsonrpc.Quote(t.g.shownName(t.link.serverName, n.kind, text))
+	return jsonrpc.Quote(t.g.names.shown(t.link.serverName, n.kind, text))
 }
 
 // isUnambiguous reports whether a URI identifies this server without its name.
 func (t translator) isUnambiguous(uri string) bool {
-	c := t.link.client
-	owners := c.knownOwners(t.g, t.g.possibleOwners(c.identity, uri), uri)
+	owners := ownerLookup{t.g, t.link.client}.known(uri)
 	return len(owners) == 1 && owners[0].Name == t.link.serverName
 }
 
 // message returns a notification or request of a server as the client gets it: with the name of the
 // server (A23, A26), and with ids that identify the server.
 func (t translator) message(m *jsonrpc.Message) []byte {
-	if t.g.transparent() {
+	if t.g.names.areUnchanged() {
 		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, mcp.MethodUpdated) && t.uri(uri) != uri {
 			return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.URI, jsonrpc.Quote(t.uri(uri))))
 		}
@@ -198,7 +313,7 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 		replace(jsonrpc.URI, jsonrpc.Quote(t.uri(m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, mcp.MethodTask), m.Is(jsonrpc.Method, "notifications/tasks/status"):
 		if m.Kind(jsonrpc.TaskID) == jsonspan.String {
-			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shownName(t.link.serverName, mcp.Tasks, m.Text(jsonrpc.TaskID))))
+			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.names.shown(t.link.serverName, mcp.Tasks, m.Text(jsonrpc.TaskID))))
 		}
 	}
 	if bytes.Contains(m.Raw, []byte("task")) {
@@ -217,9 +332,9 @@ var noticePaths = jsonspan.CompilePaths("params."+relatedTask,
 func (t translator) renameTasks(message []byte) []jsonspan.Edit {
 	return renameAt(noticePaths, message, func(path int, name string) string {
 		if path == 0 {
-			return t.g.shownName(t.link.serverName, mcp.Tasks, name)
+			return t.g.names.shown(t.link.serverName, mcp.Tasks, name)
 		}
-		return t.g.shownName(t.link.serverName, mcp.Resources, name)
+		return t.g.names.shown(t.link.serverName, mcp.Resources, name)
 	})
 }
 
@@ -239,7 +354,7 @@ func renameAt(paths *jsonspan.Paths, text []byte, rename func(path int, name str
 
 // gatewayRequest returns a request of the gateway, with the name of the server that it is about.
 func (t translator) gatewayRequest(m *jsonrpc.Message) []byte {
-	if t.g.transparent() {
+	if t.g.names.areUnchanged() {
 		return m.Raw
 	}
 	return jsonspan.Spliced(m.Raw, t.tag(m)...)
@@ -263,12 +378,12 @@ func (t translator) uri(uri string) string {
 	if shown := t.link.subscriptions.alias(uri); shown != "" {
 		return shown
 	}
-	return t.g.shownName(t.link.serverName, mcp.Resources, uri)
+	return t.g.names.shown(t.link.serverName, mcp.Resources, uri)
 }
 
 // id returns an id for the client from which parseOrigin finds the server and its id.
 func (t translator) id(literal []byte) []byte {
-	if t.g.transparent() {
+	if t.g.names.areUnchanged() {
 		return literal
 	}
 	text := string(literal)
@@ -298,9 +413,9 @@ const (
 
 // locateNamed returns the server of an item and the item's name there.
 func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, string, *jsonrpc.Failure) {
-	s, name := c.g.config.Servers[0], shown
-	if !c.g.transparent() {
-		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
+	s, name := c.g.names.only, shown
+	if !c.g.names.areUnchanged() {
+		server, rest, ok := c.g.names.split(shown)
 		if !ok {
 			kind := strings.TrimSuffix(mcp.ListKinds[k].Member, "s")
 			return nil, "", invalidParams("name: unknown " + kind + " " + mcp.Shortened(shown))
@@ -311,8 +426,8 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 			}
 			return s, name, nil // Admit refuses the call; no list is needed
 		}
-		shown = s.Name + c.g.config.Naming.Separator + rest // canonical spelling
-		if c.g.config.Naming.MayBeShort(shown) {
+		shown = s.Name + c.g.names.naming.Separator + rest // canonical spelling
+		if c.g.names.naming.MayBeShort(shown) {
 			// The list maps shortened names to full names.
 			list, _, failure := c.client.newListQuery(c.aggregateRequest.scope(), s, k).get()
 			if failure != nil {
@@ -356,8 +471,8 @@ func checkTool(s *upstream.Server, shown, name string) *jsonrpc.Failure {
 // set the server's URI.
 func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
 	shown := c.Message.Text(f)
-	s, uri := c.g.locateResource(shown)
-	if s == nil && !c.g.transparent() && c.Message.Kind(f) == jsonspan.String {
+	s, uri := c.g.names.resource(shown)
+	if s == nil && !c.g.names.areUnchanged() && c.Message.Kind(f) == jsonspan.String {
 		// The search may send requests to servers, so admit the client first.
 		if failure := c.Admit(mcp.Target{}); failure != nil {
 			return nil, mcp.Target{}, nil, failure
@@ -369,8 +484,8 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 		uri = shown
 	}
 	switch {
-	case c.g.transparent() && s == nil:
-		s := c.g.config.Servers[0]
+	case c.g.names.areUnchanged() && s == nil:
+		s := c.g.names.only
 		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: shown}, nil, nil
 	case c.Message.Kind(f) != jsonspan.String:
 		return nil, mcp.Target{}, nil, invalidParams("uri: missing or not a string")
@@ -385,223 +500,9 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 	return s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
-// locateResource returns the server of a resource and its URI there. shown is the URI that clients
-// use.
-func (g *Gateway) locateResource(shown string) (*upstream.Server, string) {
-	if !g.transparent() {
-		if server, uri, err := mcp.ParseURI(shown); err == nil {
-			return g.servers[server], uri
-		}
-	}
-	return g.builtin.resolveTemplate(shown)
-}
-
-// locateTask returns the server of a task and its id there. shown is the id that clients use.
-func (g *Gateway) locateTask(shown string) (*upstream.Server, string) {
-	if g.transparent() {
-		return g.config.Servers[0], shown
-	}
-	server, id, _ := strings.Cut(shown, mcp.Separator)
-	return g.servers[server], id
-}
-
-var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relatedTask)
-
-// relatedTaskEdits returns the edits that set the server's id of the related task in a message of a
-// client.
-func (g *Gateway) relatedTaskEdits(message []byte, server string) []jsonspan.Edit {
-	if g.transparent() || !bytes.Contains(message, []byte("related-task")) {
-		return nil
-	}
-	return renameAt(relatedPaths, message, func(_ int, id string) string {
-		return strings.TrimPrefix(id, server+mcp.Separator) // ids of the client's own tasks have no such prefix
-	})
-}
-
 // unknownResource returns the error for an unknown resource.
 func (c *call) unknownResource(message string) *jsonrpc.Failure {
 	failure := invalidParams(message)
 	failure.Data.URI = mcp.Shortened(c.Message.Text(jsonrpc.URI))
 	return failure
 }
-
-// An ownerSearch finds the servers of resources by the servers' own URIs, which do not name the
-// server. Clients get such URIs from the _meta of tools, from instructions, or from other content
-// of servers.
-type ownerSearch struct {
-	*aggregateRequest
-	requested [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists requested so far
-	steps     int                                                   // work spent on matching templates
-}
-
-// find returns the server of a resource, nil if no server has it that the client may use. It fails
-// if several servers have it.
-func (s *ownerSearch) find(uri string) (*upstream.Server, *jsonrpc.Failure) {
-	if _, _, err := mcp.ParseURI(uri); err == nil || uri == "" || len(uri) > mcp.LongestURI {
-		return nil, nil // invalid, or a URI that names an unknown server
-	}
-	possible := s.g.possibleOwners(s.Caller.Identity, uri)
-	owners := s.client.subscribedAt(possible, uri)
-	if strings.HasPrefix(uri, mcp.UIScheme) && len(owners) == 0 {
-		owners = s.listedBy(possible, mcp.Tools, uri)
-	}
-	if len(owners) == 0 {
-		owners = s.listedBy(possible, mcp.Resources, uri)
-	}
-	if len(owners) == 0 { // the requests above have connected all servers
-		owners = s.client.mentionedBy(s.g, possible, uri)
-	}
-	if len(owners) == 0 {
-		lists := s.lists(mcp.Templates)
-		owners = filterServers(possible, func(p *upstream.Server) bool {
-			return lists[p] != nil && s.matchesTemplate(lists[p], uri)
-		})
-	}
-	if len(owners) > 1 {
-		known := filterServers(owners, func(p *upstream.Server) bool { return s.knowsPlainUI(p, uri) })
-		if len(known) != 1 {
-			return nil, severalOwners(owners, uri)
-		}
-		owners = known
-	}
-	if len(owners) == 0 {
-		return nil, nil
-	}
-	return owners[0], nil
-}
-
-// knowsPlainUI reports whether the client got a UI resource of a server under its own URI.
-func (s *ownerSearch) knowsPlainUI(server *upstream.Server, uri string) bool {
-	list := s.g.shelf.Get(s.client.listed.plainUIList(server))
-	return list != nil && list.HasUI(uri)
-}
-
-// listedBy returns the servers with a URI in their list of a kind. It uses cached lists only if all
-// servers have one. Otherwise the first server to connect could claim the URI of another.
-func (s *ownerSearch) listedBy(servers []*upstream.Server, k mcp.ListKind, uri string) (owners []*upstream.Server) {
-	known := func(p *upstream.Server) *catalog.List { return s.client.knownList(s.g, p, k) }
-	if !slices.ContainsFunc(servers, func(p *upstream.Server) bool { return known(p) == nil }) {
-		owners = filterServers(servers, func(p *upstream.Server) bool { return s.g.hasURI(known(p), k, uri) })
-	}
-	if len(owners) == 0 {
-		lists := s.lists(k)
-		owners = filterServers(servers, func(p *upstream.Server) bool {
-			return lists[p] != nil && s.g.hasURI(lists[p], k, uri)
-		})
-	}
-	return owners
-}
-
-// lists returns the lists of a kind of all servers that the client may see. Servers that do not
-// answer within JoinTimeout are missing.
-func (s *ownerSearch) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
-	if s.requested[k] == nil {
-		servers := s.g.visibleServers(s.Caller.Identity)
-		lists, _ := s.listsFrom(servers, k, always)
-		s.requested[k] = map[*upstream.Server]*catalog.List{}
-		for i, server := range servers {
-			s.requested[k][server] = lists[i]
-		}
-	}
-	return s.requested[k]
-}
-
-// possibleOwners returns the servers that may own a URI: those whose resource the client may read.
-func (g *Gateway) possibleOwners(identity, uri string) []*upstream.Server {
-	return filterServers(g.config.Servers, func(s *upstream.Server) bool {
-		return g.rules.AllowsSubscription(identity, s.Name, uri)
-	})
-}
-
-// knownOwners returns the servers that have given the client a URI. It sends no requests: it looks
-// at known subscriptions, tools, resources and instructions, in this order, but not at templates.
-func (c *client) knownOwners(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
-	owners := c.subscribedAt(servers, uri)
-	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Resources} {
-		if len(owners) > 0 {
-			return owners
-		}
-		owners = filterServers(servers, func(s *upstream.Server) bool {
-			list := c.knownList(g, s, k)
-			return list != nil && g.hasURI(list, k, uri)
-		})
-	}
-	if len(owners) > 0 {
-		return owners
-	}
-	return c.mentionedBy(g, servers, uri)
-}
-
-// subscribedAt returns the servers at which the client has subscribed to a URI.
-func (c *client) subscribedAt(servers []*upstream.Server, uri string) []*upstream.Server {
-	return filterServers(servers, func(s *upstream.Server) bool {
-		l := c.existingLink(s)
-		return l != nil && l.subscriptions.alias(uri) == uri
-	})
-}
-
-// mentionedBy returns the servers with a URI in their instructions.
-func (c *client) mentionedBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
-	audience := g.audience(c)
-	return filterServers(servers, func(s *upstream.Server) bool {
-		return mcp.IsMentioned(audience.profile(s.ID).lastInfo().mentionedURIs.text(), uri)
-	})
-}
-
-// filterServers returns the servers for which keep returns true.
-func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool) (filtered []*upstream.Server) {
-	for _, s := range servers {
-		if keep(s) {
-			filtered = append(filtered, s)
-		}
-	}
-	return filtered
-}
-
-// hasURI reports whether a list of tools or resources has a resource with this URI.
-func (g *Gateway) hasURI(l *catalog.List, k mcp.ListKind, uri string) bool {
-	if k == mcp.Tools {
-		return l.HasUI(uri)
-	}
-	return slices.Contains(l.Names, g.shownName(l.Server, mcp.Resources, uri))
-}
-
-// matchesTemplate reports whether a URI matches a template in a list, or is one itself, as in
-// completion/complete.
-func (s *ownerSearch) matchesTemplate(l *catalog.List, uri string) bool {
-	tried := 0
-	return slices.ContainsFunc(l.Names, func(name string) bool {
-		_, template, err := mcp.ParseURI(name)
-		if err != nil || tried == maxMatched {
-			return false
-		}
-		if template == uri {
-			return true
-		}
-		tried++
-		beginning, _, _ := strings.Cut(template, "{")
-		if !strings.HasPrefix(uri, beginning) {
-			return false
-		}
-		s.steps += strings.Count(template, "{") * len(uri)
-		return s.steps <= maxSteps && mcp.MatchTemplate(template, uri)
-	})
-}
-
-// maxMatched limits the templates of a server that are matched with a URI. maxSteps limits the work
-// per request: a server can have templates that are expensive to match.
-const maxMatched, maxSteps = 1_000, 10_000_000
-
-// severalOwners refuses a URI that several servers have. It names unambiguous URIs.
-func severalOwners(owners []*upstream.Server, uri string) *jsonrpc.Failure {
-	var uris []string
-	for _, s := range owners[:min(len(owners), maxNamed)] {
-		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for server "+s.Name)
-	}
-	failure := invalidParams("uri: several servers have this resource; use " + strings.Join(uris, ", "))
-	failure.Data.URI = mcp.Shortened(uri)
-	return failure
-}
-
-// maxNamed limits the servers in that error.
-const maxNamed = 8

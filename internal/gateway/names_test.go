@@ -429,7 +429,7 @@ func TestSeparators(t *testing.T) {
 		return []*fakeServer{newPeer("a").hasTools("x", "y__z", "y::z"), newPeer("a_b").hasTools("x")}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		want := []string{"a__x", "a__y__z", "a__y::z", "a_b__x"}
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		for name, tool := range map[string]string{"a__x": "x", "a::x": "x", "a__y__z": "y__z", "a::y__z": "y__z",
@@ -460,7 +460,7 @@ func TestShortenedNames(t *testing.T) {
 		a.handle("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
 		return []*fakeServer{a, newPeer("b").hasTools(originals...)}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		shown := names(t, u.ask("tools/list", ""), "tools", "name")
+		shown := namesIn(t, u.ask("tools/list", ""), "tools", "name")
 		seen := map[string]bool{}
 		for i, name := range shown {
 			if len(name) > 64 || seen[name] {
@@ -482,7 +482,7 @@ func TestShortenedNames(t *testing.T) {
 				n = len(calls)
 			}
 		}
-		for i, name := range names(t, u.ask("prompts/list", ""), "prompts", "name") {
+		for i, name := range namesIn(t, u.ask("prompts/list", ""), "prompts", "name") {
 			u.ask("prompts/get", `{"name":`+string(jsonrpc.Quote(name))+`}`)
 			if got := peers[0].requests("prompts/get"); len(got) != i+1 || got[i].message.Text(jsonrpc.Name) != originals[i] {
 				t.Errorf("prompt %s is not %s", name, originals[i])
@@ -514,7 +514,7 @@ func TestNamesThatLookShortened(t *testing.T) {
 	lookalike := strings.TrimPrefix(naming.Join("a", name), "a__")
 	p := legacyPeer("a").hasTools(lookalike, name)
 	u := newGateway(t, func(c *Config) { c.Naming = naming }, p).legacy(t)
-	for i, shown := range names(t, u.ask("tools/list", ""), "tools", "name") {
+	for i, shown := range namesIn(t, u.ask("tools/list", ""), "tools", "name") {
 		u.call(shown)
 		if call, want := p.waitFor(t, "tools/call", i+1), []string{lookalike,
 			name}[i]; call.message.Text(jsonrpc.Name) != want {
@@ -530,7 +530,7 @@ func TestHiddenItems(t *testing.T) {
 			newPeer("b").hasTools("write_file")}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		want := []string{"a::read_file", "a::delete_x", "b::write_file"}
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 		for _, name := range []string{"a::write_file", "a::read", "a::Read_file"} {
@@ -573,11 +573,11 @@ func TestResourcesAreReadWhereTheyAre(t *testing.T) {
 		})
 		return []*fakeServer{a, newPeer("b")}
 	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
-		uri := names(t, u.ask("resources/list", ""), "resources", "uri")
+		uri := namesIn(t, u.ask("resources/list", ""), "resources", "uri")
 		if want := mcp.ResourceURI("a", "x://é?a=b&c"); len(uri) != 1 || uri[0] != want {
 			t.Fatalf("got %v, want %s (A11)", uri, want)
 		}
-		template := names(t, u.ask("resources/templates/list", ""), "resourceTemplates", "uriTemplate")
+		template := namesIn(t, u.ask("resources/templates/list", ""), "resourceTemplates", "uriTemplate")
 		if len(template) != 1 || !strings.HasSuffix(template[0], "/x://{a}/{b*}") {
 			t.Fatalf("got %v (A66)", template)
 		}
@@ -657,7 +657,7 @@ func TestTasksReachTheirServer(t *testing.T) {
 	if s := u.call("a::x"); string(s.Result) != `{"task":{"taskId":"a::t::1","status":"working"}}` {
 		t.Errorf("got %s", s.body)
 	}
-	if got := names(t, u.ask("tasks/list", ""), "tasks", "taskId"); len(got) != 1 || got[0] != "a::t::1" {
+	if got := namesIn(t, u.ask("tasks/list", ""), "tasks", "taskId"); len(got) != 1 || got[0] != "a::t::1" {
 		t.Errorf("got %v", got)
 	}
 	if s := u.ask("tasks/get", `{"taskId":"a::t::1"}`); string(s.Result) != `{"taskId":"a::t::1","status":"working"}` {

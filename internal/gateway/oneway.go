@@ -34,8 +34,8 @@ func (n oneWayMessage) forwardResponse() *jsonrpc.Failure {
 	}
 	s := origin.server
 	var edits []jsonspan.Edit
-	if !n.g.transparent() {
-		edits = append(n.g.relatedTaskEdits(n.Message.Raw, s.Name), n.Message.Replace(jsonrpc.ID, origin.literal))
+	if !n.g.names.areUnchanged() {
+		edits = append(n.g.names.relatedTaskEdits(n.Message.Raw, s.Name), n.Message.Replace(jsonrpc.ID, origin.literal))
 	}
 	n.Server = s
 	l := n.client.existingLink(s)
@@ -161,7 +161,7 @@ func (n oneWayMessage) progress() {
 		return
 	}
 	var edits []jsonspan.Edit
-	if !n.g.transparent() {
+	if !n.g.names.areUnchanged() {
 		edits = append(edits, n.Message.Replace(jsonrpc.Progress, origin.literal))
 	}
 	n.Server = origin.server
@@ -180,8 +180,8 @@ type idOrigin struct {
 // parseOrigin returns the origin of the id in field f. It reports false if the client may not see
 // that server.
 func (n oneWayMessage) parseOrigin(f jsonrpc.Field) (idOrigin, bool) {
-	if n.g.transparent() {
-		return idOrigin{n.g.config.Servers[0], n.Message.Literal(f), ""}, true
+	if n.g.names.areUnchanged() {
+		return idOrigin{n.g.names.only, n.Message.Literal(f), ""}, true
 	}
 	server, text, ok := strings.Cut(n.Message.Text(f), mcp.Separator)
 	replica := ""

@@ -377,7 +377,7 @@ func TestServerRequestsThatNoClientCanAnswer(t *testing.T) {
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
 		})
 		u := newGateway(t, nil, p).legacy(t)
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 	})

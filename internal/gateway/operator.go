@@ -213,8 +213,8 @@ func (o *Operator) Call(w http.ResponseWriter, c ToolCall) error {
 		return err
 	}
 	name := c.Name
-	if s != nil && o.g.transparent() {
-		_, name = o.g.serverOfTool(name)
+	if s != nil && o.g.names.areUnchanged() {
+		_, name = o.g.names.tool(name)
 	}
 	params := jsonrpc.Encode(map[string]any{
 		"name": name, "arguments": json.RawMessage(arguments), "_meta": map[string]any{"progressToken": 1},
@@ -240,30 +240,11 @@ func (g *Gateway) ServerOf(tool string) (server string, ok bool) {
 	if g.builtin.tool(tool) != nil {
 		return "", true
 	}
-	s, _ := g.serverOfTool(tool)
+	s, _ := g.names.tool(tool)
 	if s == nil {
 		return "", false
 	}
 	return s.Name, true
-}
-
-// serverOfTool returns the server of a tool, nil if there is none, and the name without the server.
-func (g *Gateway) serverOfTool(tool string) (_ *upstream.Server, rest string) {
-	if g.transparent() {
-		s := g.config.Servers[0]
-		return s, strings.TrimPrefix(tool, s.Name+mcp.Separator)
-	}
-	server, rest, _ := g.config.Naming.Split(tool, func(server string) bool { return g.servers[server] != nil })
-	return g.servers[server], rest
-}
-
-// shownToolName returns the canonical name of a tool that clients see. rest is the name without the
-// server.
-func (g *Gateway) shownToolName(s *upstream.Server, rest string) string {
-	if g.transparent() {
-		return rest
-	}
-	return s.Name + g.config.Naming.Separator + rest
 }
 
 // Received returns the bytes of the server's response to the last call, before masking.
@@ -275,7 +256,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *upstream.Se
 	if tool := o.builtinTool(name); tool != nil {
 		return tool, nil, nil
 	}
-	s, rest := o.g.serverOfTool(name)
+	s, rest := o.g.names.tool(name)
 	if s == nil {
 		return nil, nil, nil
 	}
@@ -291,7 +272,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *upstream.Se
 	if failure != nil {
 		return nil, nil, s
 	}
-	if tool, names = findTool(o.g.readTools(list, nil, s), o.g.shownToolName(s, rest)); tool == nil && annotated {
+	if tool, names = findTool(o.g.readTools(list, nil, s), o.g.names.shownTool(s, rest)); tool == nil && annotated {
 		return nil, nil, s // the tool may exist, but not for the client
 	}
 	return tool, names, s
@@ -353,29 +334,13 @@ func (g *Gateway) readTools(list *catalog.List, shared catalog.SharedUIs, s *ups
 		if list.Focused[t.Name] != "" {
 			t.WithoutFocus = s.Focus.RemovedFrom(t.Definition)
 		}
-		target := g.target(list, s, t.Name)
+		target := g.names.toolTarget(list, s, t.Name)
 		t.Clients = g.rules.Users(target, mcp.ReadAnnotations(t.Definition))
 		if s != nil && s.Overrides.ClientName(target.Name) != target.Name {
 			t.Original = target.Name
 		}
 	}
 	return all
-}
-
-// target returns the target of a tool for rules. shown is the name that clients see.
-func (g *Gateway) target(list *catalog.List, s *upstream.Server, shown string) mcp.Target {
-	target := mcp.Target{Kind: mcp.Tool, Name: shown}
-	if s == nil {
-		return target
-	}
-	target.Server = s.Name
-	if original, ok := list.Short[shown]; ok {
-		target.Name = original
-	} else if _, name, ok := g.config.Naming.Split(shown, func(server string) bool { return server == s.Name }); ok {
-		target.Name = name
-	}
-	target.Name = s.Overrides.ServerName(target.Name)
-	return target
 }
 
 // An Explanation is a decision on an item of a server, for a client.
@@ -469,7 +434,7 @@ func (o *Operator) Describe(name, client string) (d Description) {
 		}
 		return d
 	}
-	s, rest := o.g.serverOfTool(name)
+	s, rest := o.g.names.tool(name)
 	if s == nil {
 		return d
 	}
@@ -501,12 +466,12 @@ func (o *Operator) describe(d *Description, sc scope, l *link, rest string, e *e
 	if failure != nil {
 		return nil
 	}
-	shown := o.g.shownToolName(s, rest)
+	shown := o.g.names.shownTool(s, rest)
 	d.Tool, d.Names = findTool(o.g.readTools(list, nil, s), shown)
 	for i := range e.all {
 		tool := e.all[i].Name
 		name := s.Overrides.ClientName(tool)
-		if o.g.shownName(s.Name, mcp.Tools, name) == shown && s.Overrides.ServerName(name) == tool {
+		if o.g.names.shown(s.Name, mcp.Tools, name) == shown && s.Overrides.ServerName(name) == tool {
 			return &e.all[i]
 		}
 	}

@@ -252,7 +252,7 @@ func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
 func checkExplanation(t *testing.T, u *testClient, server string, e Explanation) {
 	t.Helper()
 	list := explainedKinds[slices.IndexFunc(explainedKinds, func(k explainedKind) bool { return k.name == e.Kind })].list
-	shown := u.g.shownName(server, list, e.Name)
+	shown := u.g.names.shown(server, list, e.Name)
 	what := fmt.Sprintf("%s %s of %s: %s by %q", e.Kind, e.Name, server, e.Decision.Action, e.Decision.Reason())
 	if want := e.Decision.Action != acl.Deny; (e.Shown == shown) != want || (e.Shown == "") == want {
 		t.Errorf("%s: shown as %q", what, e.Shown)
@@ -405,11 +405,11 @@ func TestDescribe(t *testing.T) {
 		for _, tt := range []struct{ name, client, want string }{
 			{"a::free", "", "a::free"},
 			{"a::free", "ann", "a::free: free shown as a::free by default allow"},
-			{g.shownName("a", mcp.Tools, long), "ann",
-				g.shownName("a", mcp.Tools, long) + ": " + long + " shown as  by deny *::n*"},
-			{"a::" + long, "", "[a::free " + g.shownName("a", mcp.Tools, long) + "]"},
+			{g.names.shown("a", mcp.Tools, long), "ann",
+				g.names.shown("a", mcp.Tools, long) + ": " + long + " shown as  by deny *::n*"},
+			{"a::" + long, "", "[a::free " + g.names.shown("a", mcp.Tools, long) + "]"},
 			{"a::x", "ann", "its definition has changed (pin_tools)"},
-			{"a::none", "ann", "[a::free " + g.shownName("a", mcp.Tools, long) + "]"},
+			{"a::none", "ann", "[a::free " + g.names.shown("a", mcp.Tools, long) + "]"},
 			{"none", "ann", "[]"},
 		} {
 			d := describe(tt.name, tt.client)

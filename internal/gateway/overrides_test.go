@@ -109,7 +109,7 @@ func TestOverrideWithLongName(t *testing.T) {
 			c.Naming, c.Discovery = mcp.Naming{Separator: "__", Longest: 40}, discovery
 			c.Servers[0].Overrides = overridesOf(t, &toolview.Override{Tool: "x", Name: long, Hidden: []string{"a"}})
 		}, p)
-		name := g.shownName("s", mcp.Tools, long)
+		name := g.names.shown("s", mcp.Tools, long)
 		u := g.legacy(t)
 		if got := u.call(name); len(name) != 40 || got.Error != nil {
 			t.Fatalf("%s: got %s", name, got.answer)

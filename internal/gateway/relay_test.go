@@ -334,7 +334,7 @@ func TestListsAreResumed(t *testing.T) {
 			func(c *connection) { c.result(`{"tools":[{"name":"x","inputSchema":{}}]}`) })
 		g := newInMemory(t, nil, p)
 		defer g.close()
-		if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) ||
+		if got := namesIn(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) ||
 			p.count("tools/list") != 1 {
 			t.Errorf("got %q by %d requests", got, p.count("tools/list"))
 		}

@@ -410,7 +410,7 @@ func TestResponsesAtAnotherReplica(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			one, other, p := world()
 			u := one.legacy(t)
-			call := u.startRequest("tools/call", `{"name":"`+one.shownName("a", mcp.Tools, "x")+`","arguments":{}}`)
+			call := u.startRequest("tools/call", `{"name":"`+one.names.shown("a", mcp.Tools, "x")+`","arguments":{}}`)
 			q := call.nextOf("elicitation/create")
 			c := one.known()[0]
 			if s := u.atGateway(other).respond(q, `{"action":"accept","content":{"n":1}}`); s.status != http.StatusAccepted {
@@ -584,7 +584,7 @@ func TestListsChangedElsewhere(t *testing.T) {
 			t.Errorf("notified again: %s", e.data)
 		}
 	}
-	if got := names(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
+	if got := namesIn(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -608,7 +608,7 @@ func TestListsOfChildrenChangedElsewhere(t *testing.T) {
 		!strings.Contains(e.data, `"proxy":{"server":"a"}`) {
 		t.Errorf("got %s", e.data)
 	}
-	if got := names(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+	if got := namesIn(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -636,7 +636,7 @@ func TestListsOfChildrenWithoutAStream(t *testing.T) {
 	if got["notifications/tools/list_changed"] != 1 || got["notifications/prompts/list_changed"] != 1 {
 		t.Errorf("got %v", got)
 	}
-	if got := names(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+	if got := namesIn(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -656,11 +656,11 @@ func TestListsOfASessionChangedElsewhere(t *testing.T) {
 	there := u.atGateway(other)
 	there.listen()
 	p.waitFor(t, "GET", 1)
-	if got := names(t, there.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+	if got := namesIn(t, there.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 		t.Errorf("got %v", got)
 	}
 	u.call("a::x")
-	if got := names(t, there.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
+	if got := namesIn(t, there.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -705,7 +705,7 @@ func TestRefreshedElsewhere(t *testing.T) {
 	p.hasTools("y")
 	one.Refresh("a")
 	stream.nextOf("notifications/resources/list_changed")
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -839,7 +839,7 @@ func TestResponsesWithoutTheStore(t *testing.T) {
 			engine := replicastest.New()
 			g := newReplica(t, engine, configure, p)
 			u := g.legacy(t)
-			u.call(g.shownName("a", mcp.Tools, "x"))
+			u.call(g.names.shown("a", mcp.Tools, "x"))
 			engine.Down.Store(true)
 			began := time.Now()
 			for _, id := range []string{`7`, `"a::7"`, `"a::x"`, `"x"`, `""`} {

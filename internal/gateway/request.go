@@ -36,10 +36,10 @@ type aggregateRequest struct {
 
 // wholeTarget returns the target of a request that does not name an item.
 func (req *aggregateRequest) wholeTarget() mcp.Target {
-	if !req.g.transparent() || req.HTTP.Method != http.MethodPost {
+	if !req.g.names.areUnchanged() || req.HTTP.Method != http.MethodPost {
 		return mcp.Target{}
 	}
-	target, _ := mcp.TargetOf(req.g.config.Servers[0].Name, &req.Message)
+	target, _ := mcp.TargetOf(req.g.names.only.Name, &req.Message)
 	return target
 }
 
@@ -471,7 +471,7 @@ func (req *aggregateRequest) postModern() *jsonrpc.Failure {
 	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
 		return jsonrpc.MethodNotFound(method) // legacy only
 	case "tasks/list", "tasks/result": // not part of the tasks extension
-		if req.g.transparent() {
+		if req.g.names.areUnchanged() {
 			return req.newCall().callOther(method)
 		}
 		return jsonrpc.MethodNotFound(method)

@@ -45,7 +45,7 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 			t.Errorf("got %s, want %s", e.data, method)
 		}
 	}
-	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
+	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
 		t.Errorf("got %v", got)
 	}
 	c.waitFor(t, "GET", 1)
@@ -354,7 +354,7 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 						return
 					}
 				}
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Contains(got, "a::x") ||
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Contains(got, "a::x") ||
 					!slices.Contains(got, "b::x") {
 					t.Errorf("got %v", got)
 					return
@@ -427,7 +427,7 @@ func TestCredentialsInOtherHeaders(t *testing.T) {
 			for _, key := range []string{"alice", "bob", "alice"} {
 				u := g.modern(t)
 				u.header = http.Header{header: {key}}
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of_" + key}) {
+				if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::of_" + key}) {
 					t.Errorf("%s sees %v", key, got)
 				}
 			}

@@ -305,7 +305,7 @@ func (s *stream) noteAgreedTasks(g *Gateway, l *link, m *jsonrpc.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
-		shown := g.shownName(l.serverName, mcp.Tasks, id)
+		shown := g.names.shown(l.serverName, mcp.Tasks, id)
 		if slices.Contains(s.wants.serverTasks[l.serverName], id) && !slices.Contains(s.tasks, shown) {
 			s.tasks = append(s.tasks, shown)
 		}
@@ -377,18 +377,18 @@ func (i *interests) kinds() (kinds []mcp.ListKind) {
 func (i *interests) resolve(req *aggregateRequest) {
 	i.serverURIs, i.shownURIs, i.serverTasks = map[string][]string{}, map[string]string{}, map[string][]string{}
 	for _, shown := range i.Tasks {
-		s, id := req.g.locateTask(shown)
+		s, id := req.g.names.task(shown)
 		if s != nil && req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name) && req.g.tasks.Has(&req.Caller, s, id) {
 			i.serverTasks[s.Name] = append(i.serverTasks[s.Name], id)
 		}
 	}
 	search := ownerSearch{aggregateRequest: req}
 	for _, shown := range i.URIs {
-		s, uri := req.g.locateResource(shown)
+		s, uri := req.g.names.resource(shown)
 		switch {
 		case s != nil:
-		case req.g.transparent():
-			s, uri = req.g.config.Servers[0], shown
+		case req.g.names.areUnchanged():
+			s, uri = req.g.names.only, shown
 		default:
 			s, _ = search.find(shown)
 			uri = shown
