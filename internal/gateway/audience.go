@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"crypto/sha256"
+	"hash/maphash"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +17,7 @@ import (
 )
 
 // An audience is the set of clients that servers cannot tell apart, see
-// [aggregateRequest.audience]. A server gives all of them the same capabilities, instructions and
+// [clientFinder.audience]. A server gives all of them the same capabilities, instructions and
 // lists, until one of them has used its session. So a client needs no session of its own to know
 // what a server offers.
 type audience struct {
@@ -279,3 +282,131 @@ func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]
 
 // profile returns what the audience of a client knows about a server, by server ID.
 func (g *Gateway) profile(c *client, id string) *profile { return g.audience(c).profile(id) }
+
+// A clientFinder finds the client that sent a request.
+type clientFinder struct{ *aggregateRequest }
+
+// modern returns the client of a modern request. An audience counts as one client. The caller
+// must release it.
+func (f clientFinder) modern() (*client, *jsonrpc.Failure) {
+	intro := introduction{
+		capabilities: f.Message.Literal(jsonrpc.ClientCapabilities),
+		info:         f.Message.Literal(jsonrpc.ClientInfo),
+	}
+	if len(intro.capabilities)+len(intro.info) > maxIntroduction {
+		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities are larger than 16 KiB")
+	}
+	var room [8]string
+	names := upstream.HeaderNames(room[:0], f.HTTP.Header, upstream.IsIdentifying)
+	key := f.audience(names, intro.capabilities, intro.info)
+	return f.g.State.client(key, func() *client {
+		// Clone: they outlive the message.
+		intro.capabilities, intro.info = slices.Clone(intro.capabilities), slices.Clone(intro.info)
+		c := newClient(mcp.Modern, mcp.Stateless, f.Caller.Identity, f.Caller.Owner(), intro.complete())
+		c.audience = key
+		return c
+	}), nil
+}
+
+// ofSession returns the client of a session. The caller must release it.
+func (f clientFinder) ofSession(id string) (*client, *jsonrpc.Failure) {
+	g := f.g
+	c := g.State.client(id, func() *client {
+		t, ok := g.sealer.openTicket(id)
+		if !ok || t.Identity != f.Caller.Identity {
+			return nil // the session belongs to another client: do not store this one's headers for it
+		}
+		owner := t.Identity
+		if owner == "" {
+			owner = "@" + t.Address
+		}
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
+		c.issued = time.Unix(t.Issued, 0)
+		f.beginSession(c)
+		return c.restore(t.Links, g.config.Servers)
+	})
+	switch {
+	case c == nil:
+		return nil, jsonrpc.UnknownSession()
+	case c.identity != f.Caller.Identity:
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	}
+	g.replicaSync.syncSession(f.ctx, c)
+	switch {
+	case g.hasEnded(c):
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	case !c.isolated.Load() && f.fingerprint() != c.fingerprint:
+		c.isolated.Store(true)
+	}
+	return c, nil
+}
+
+// audience returns the key of the client's audience: clients with the same identity, the same parts
+// (what they say about themselves), and the same values of these headers. Without an identity,
+// clients must also have the same address and certificate.
+func (f clientFinder) audience(headers []string, parts ...[]byte) string {
+	key := append(make([]byte, 0, 1<<10), f.Caller.Identity...)
+	if f.Caller.Identity == "" {
+		key = append(append(key, '@'), f.Peer.Address...)
+		if tls := f.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			key = append(append(key, 0), tls.PeerCertificates[0].Raw...)
+		}
+	}
+	key = append(key, 0)
+	for _, name := range headers {
+		key = append(key, name...)
+		for _, value := range f.HTTP.Header[name] {
+			key = append(append(key, 0), value...)
+		}
+		key = append(key, '\n')
+	}
+	for _, part := range parts {
+		key = append(append(key, part...), 0)
+	}
+	sum := sha256.Sum256(key)
+	return string(sum[:])
+}
+
+// legacyAudience returns the key of the audience of a legacy client. Servers may choose their lists
+// by any header, so all such headers count.
+func (f clientFinder) legacyAudience(c *client) string {
+	names := upstream.HeaderNames(nil, f.HTTP.Header, upstream.MayVaryLists)
+	return f.audience(names, []byte("initialize"), c.introduction.params)
+}
+
+// A headerValue is one value of a header.
+type headerValue struct {
+	name, value string
+	number      int
+}
+
+var fingerprintSeed = maphash.MakeSeed()
+
+// fingerprint returns a hash of the sender and the headers of the request. It differs whenever
+// legacyAudience differs, and is cheaper to compute: each request is compared with the one that
+// began the session.
+func (f clientFinder) fingerprint() (sum uint64) {
+	if f.Caller.Identity == "" {
+		sum = maphash.String(fingerprintSeed, f.Peer.Address)
+		if tls := f.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			sum += maphash.Bytes(fingerprintSeed, tls.PeerCertificates[0].Raw)
+		}
+	}
+	for name, values := range f.HTTP.Header {
+		if !upstream.MayVaryLists(name) {
+			continue
+		}
+		for i, value := range values {
+			sum += maphash.Comparable(fingerprintSeed, headerValue{name, value, i})
+		}
+	}
+	return sum
+}
+
+// beginSession sets the fingerprint and the audience of a new client.
+func (f clientFinder) beginSession(c *client) {
+	c.fingerprint = f.fingerprint()
+	c.joinAudience(f.g, f.legacyAudience(c))
+}

@@ -22,7 +22,7 @@ const firstWait = 2 * time.Second
 const recheckPause = firstWait / 10
 
 // A background runs requests to servers that may continue after the client's request is answered,
-// if the quota allows it. It ends when the gateway is closed, or after backgroundTimeout.
+// if the quota allows it. It ends when the gateway is closed, or after its timeout.
 type background struct {
 	scope
 	client       *client
@@ -39,12 +39,8 @@ var backgroundLimits = quota.Limits{Entries: 512, Bytes: 32 << 20, OwnerEntries:
 
 var backgroundsQuota = quota.NewKind("background_requests")
 
-// backgroundTimeout returns how long a background may continue: JoinTimeout for the handshake and
-// again for the list.
-func (g *Gateway) backgroundTimeout() time.Duration { return 2 * g.config.JoinTimeout }
-
 // newBackground returns a background for the request, which must call requestAnswered.
-func (req *aggregateRequest) newBackground() *background {
+func newBackground(req *aggregateRequest) *background {
 	ctx, cancel := context.WithCancel(newBackgroundContext(req.g.config.Exiting, req.g, req.ctx))
 	saved := saveRequest(req.HTTP)
 	bg := &background{
@@ -70,6 +66,10 @@ func (bg *background) Go(f func()) {
 	}
 }
 
+// timeout returns how long the background may continue: JoinTimeout for the handshake and again for
+// the list.
+func (bg *background) timeout() time.Duration { return 2 * bg.g.config.JoinTimeout }
+
 // requestAnswered cancels the background unless the quota lets it continue.
 func (bg *background) requestAnswered() {
 	if bg.pending.Load() == 1 || !bg.reserve() {
@@ -84,7 +84,7 @@ func (bg *background) reserve() bool {
 		return false
 	}
 	unbind := context.AfterFunc(bg.g.closing, bg.cancel)
-	timeout := time.AfterFunc(bg.g.backgroundTimeout(), bg.cancel)
+	timeout := time.AfterFunc(bg.timeout(), bg.cancel)
 	bg.releaseQuota = func() {
 		unbind()
 		timeout.Stop()
@@ -117,16 +117,11 @@ func (s *State) runFor(c *client, f func()) bool {
 	return true
 }
 
-// listWait returns how long a list waits for servers that are not connected yet, if the client is
-// notified when they are. Clients wait longer for lists than for initialize. Programs that list
-// only once ignore notifications, so a longer join_timeout makes this wait longer, too.
-func (g *Gateway) listWait() time.Duration { return max(firstWait, g.config.JoinTimeout/8) }
-
-// collect runs n functions that arrive from the goroutines of a background, and reports whether all
-// arrived. It waits for firstWait, then while waits returns true, and at most JoinTimeout. If the
-// client disconnects, it cancels the background.
-func (req *aggregateRequest) collect(bg *background, n int, arrivals <-chan func(), waits func() bool) (complete bool) {
-	last, next := time.NewTimer(req.g.config.JoinTimeout), time.NewTimer(firstWait)
+// collect runs n functions that arrive from the goroutines of the background, and reports whether
+// all arrived. It waits for firstWait, then while waits returns true, and at most JoinTimeout. If
+// ctx is done because the client disconnected, it cancels the background.
+func (bg *background) collect(ctx context.Context, n int, arrivals <-chan func(), waits func() bool) (complete bool) {
+	last, next := time.NewTimer(bg.g.config.JoinTimeout), time.NewTimer(firstWait)
 	defer last.Stop()
 	defer next.Stop()
 	for ; n > 0; n-- {
@@ -142,7 +137,7 @@ func (req *aggregateRequest) collect(bg *background, n int, arrivals <-chan func
 				next.Reset(recheckPause)
 			case <-last.C:
 				return false
-			case <-req.ctx.Done():
+			case <-ctx.Done():
 				bg.cancel()
 				return false
 			}
@@ -151,9 +146,9 @@ func (req *aggregateRequest) collect(bg *background, n int, arrivals <-chan func
 	return true
 }
 
-// noteLeftOut notes that the client gets a response without a server, so that it is notified when
+// noteLeftOut notes that a client gets a response without the server, so that it is notified when
 // the server becomes available.
-func (req *aggregateRequest) noteLeftOut(s *upstream.Server, p *profile) {
+func (p *profile) noteLeftOut(s *upstream.Server) {
 	p.mu.Lock()
 	p.missing = true
 	p.mu.Unlock()

@@ -303,7 +303,7 @@ func TestListsThatFailAreNotAnnounced(t *testing.T) {
 // servers. All background requests end with their timeout or with the gateway.
 func TestRequestsThatGoOnAreBounded(t *testing.T) {
 	ends := map[string]func(g *testGateway){
-		"after the timeout": func(g *testGateway) { time.Sleep(g.backgroundTimeout()) },
+		"after the timeout": func(g *testGateway) { time.Sleep(2 * g.config.JoinTimeout) },
 		"when another gateway replaces it": func(g *testGateway) {
 			next := New(g.config, g.State, g.Retained)
 			g.serving.Store(next)

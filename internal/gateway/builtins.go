@@ -256,7 +256,7 @@ func (c builtinCall) searchTools() *jsonrpc.Failure {
 	if !c.arguments(&p) {
 		return c.answerText("query must be a string and limit a whole number.", true)
 	}
-	all, _ := c.allLists(mcp.Tools, always)
+	all, _ := lister{c.aggregateRequest, mcp.Tools}.all(always)
 	total := 0
 	for _, list := range all {
 		total += len(list.Names)
@@ -284,8 +284,9 @@ func (c builtinCall) describeTool() *jsonrpc.Failure {
 	if !c.arguments(&p) || p.Name == "" {
 		return c.answerText("name must be the name of a tool.", true)
 	}
-	all, _ := c.allLists(mcp.Tools, always)
-	shared := c.sharedUIs(mcp.Tools, all)
+	tools := lister{c.aggregateRequest, mcp.Tools}
+	all, _ := tools.all(always)
+	shared := tools.sharedUIs(all)
 	for _, list := range all {
 		if i := slices.Index(list.Names, p.Name); i >= 0 {
 			return c.answerText(string(list.From(i, i+1, shared)), false)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -506,20 +505,6 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 		return c.send()
 	}
 	return builtinCall{c}.answerText("Logged in to "+c.link.serverName+". Its tools can be listed now.", false)
-}
-
-// loginToolList returns the list with the login tool of a server, nil if the client cannot log in.
-func (g *Gateway) loginToolList(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
-	if len(required.Data.Elicitations) == 0 {
-		return nil
-	}
-	name := g.names.shown(s.Name, mcp.Tools, LoginTool)
-	item := jsonrpc.Encode(map[string]any{
-		"name":        name,
-		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",
-		"inputSchema": map[string]any{"type": "object", "properties": map[string]any{}},
-	})
-	return &catalog.List{Joined: item, Ends: []int{len(item)}, Names: []string{name}}
 }
 
 // Account returns the account for an identity, if each client has its own.

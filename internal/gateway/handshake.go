@@ -31,7 +31,7 @@ func (h handshake) initialize() *jsonrpc.Failure {
 	version := mcp.Negotiate(h.Message.Text(jsonrpc.Requested), mcp.Latest)
 	edits := []jsonspan.Edit{h.Message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
 	if h.Message.Has(jsonrpc.Proxy) {
-		edits = append(edits, h.withoutProxyParam())
+		edits = append(edits, withoutProxyParam(&h.Message))
 		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	}
 	whole := jsonspan.Spliced(h.Message.Raw, edits...)
@@ -42,7 +42,7 @@ func (h handshake) initialize() *jsonrpc.Failure {
 	intro := readIntroduction(slices.Clone(m.Literal(jsonrpc.Params)))
 	h.client = newClient(mcp.Legacy, version, h.Caller.Identity, h.Caller.Owner(), intro)
 	h.client.issued = time.Now()
-	h.beginSession(h.client)
+	clientFinder{h.aggregateRequest}.beginSession(h.client)
 	h.g.addRef(h.client)
 	if h.g.sealer.sealTicket(h.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo are too large for a session id")
@@ -87,7 +87,7 @@ func (h handshake) openCarried(servers []*upstream.Server, infos []*serverInfo) 
 		return
 	}
 	arrivals := make(chan func(), len(servers))
-	bg := h.newBackground()
+	bg := newBackground(h.aggregateRequest)
 	defer bg.requestAnswered()
 	opening := 0
 	for i, s := range servers {
@@ -99,7 +99,7 @@ func (h handshake) openCarried(servers []*upstream.Server, infos []*serverInfo) 
 			})
 		}
 	}
-	h.collect(bg, opening, arrivals, never)
+	bg.collect(h.ctx, opening, arrivals, never)
 }
 
 // endLinks ends the sessions with all servers after the client disconnected.

@@ -20,96 +20,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// allLists returns the lists of all servers, in configuration order. It leaves out servers that
-// fail (A22). See [aggregateRequest.collect] for waits.
-func (req *aggregateRequest) allLists(k mcp.ListKind, waits func() bool) ([]*catalog.List, catalog.Freshness) {
-	servers := req.g.visibleServers(req.Caller.Identity)
-	if k == mcp.Tasks && len(req.g.config.Clients) > 0 {
-		servers = filterServers(servers, func(s *upstream.Server) bool {
-			return req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name)
-		})
-	}
-	all, fresh := req.listsFrom(servers, k, waits)
-	combined := catalog.Freshness{None: true}
-	for i := range all {
-		switch {
-		case all[i] == nil:
-			all[i] = catalog.Empty
-			fresh[i] = catalog.Freshness{Private: true} // the server may return at any time
-		case fresh[i].None:
-			continue
-		}
-		left := max(0, min(fresh[i].TTL, time.Until(fresh[i].Until)))
-		if combined.None || left < combined.TTL {
-			combined.TTL = left
-		}
-		combined.Private = combined.Private || fresh[i].Private
-		combined.None = false
-	}
-	combined.Private = combined.Private || combined.None || len(req.g.config.Clients) > 0 // the list depends on the client
-	return all, combined
-}
-
-// listsFrom returns the lists of servers, nil for those that failed or are not connected yet. See
-// [aggregateRequest.collect] for waits.
-func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKind, waits func() bool) (
-	[]*catalog.List, []catalog.Freshness,
-) {
-	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
-	audience, first := req.g.audience(req.client), req.client.listed.note(k)
-	arrivals := make(chan func(), len(servers))
-	arrived := make([]bool, len(servers))
-	var bg *background
-	requested := 0
-	for i, s := range servers {
-		q := &listQuery{
-			scope: req.scope(), client: req.client, server: s, kind: k,
-			profile: audience.profile(s.ID), first: first, began: time.Now(),
-		}
-		var ok bool
-		if all[i], fresh[i], ok = q.cachedList(); ok {
-			continue
-		}
-		if bg == nil {
-			bg = req.newBackground()
-			defer bg.requestAnswered()
-		}
-		q.scope = bg.scope
-		requested++
-		bg.Go(func() {
-			list, freshness, failure := q.get()
-			arrivals <- func() {
-				arrived[i] = true
-				all[i], fresh[i] = list, freshness
-				if failure.IsLoginRequired() && k == mcp.Tools {
-					all[i], fresh[i] = req.g.loginToolList(s, failure), catalog.Freshness{Private: true}
-				}
-			}
-			if failure == nil {
-				req.g.serverAvailable(s)
-			}
-		})
-	}
-	if requested == 0 {
-		return all, fresh
-	}
-	req.collect(bg, requested, arrivals, waits)
-	for i, s := range servers {
-		if all[i] == nil && (!arrived[i] || s.IsUnavailable()) {
-			req.noteLeftOut(s, audience.profile(s.ID))
-		}
-	}
-	drainArrivals(arrivals)
-	return all, fresh
-}
-
-// A lister answers a list request.
+// A lister lists items of a kind, of all servers as one.
 type lister struct {
 	*aggregateRequest
 	kind mcp.ListKind
 }
 
-// list answers with a page of the joined lists of all servers (A18).
+// list answers a list request with a page of the joined lists of all servers (A18).
 func (ls lister) list() *jsonrpc.Failure {
 	k := ls.kind
 	offset, limit, failure := ls.page()
@@ -120,12 +37,15 @@ func (ls lister) list() *jsonrpc.Failure {
 	var all []*catalog.List
 	fresh := catalog.Freshness{Private: true}
 	if k != mcp.Tools || !ls.g.config.Discovery {
-		all, fresh = ls.allLists(k, func() bool { return !ls.client.isNotifiedOf(k) || time.Since(began) < ls.g.listWait() })
+		// Clients wait longer for lists than for initialize. Programs that list only once ignore
+		// notifications, so with a longer join_timeout they wait longer, too.
+		wait := max(firstWait, ls.g.config.JoinTimeout/8)
+		all, fresh = ls.all(func() bool { return !ls.client.isNotifiedOf(k) || time.Since(began) < wait })
 	}
 	if own := ls.g.builtin.list(k, ls.Caller.Identity); own != nil {
 		all = append(all, own)
 	}
-	shared := ls.sharedUIs(k, all)
+	shared := ls.sharedUIs(all)
 	total, size := 0, 0
 	for _, l := range all {
 		total += len(l.Ends)
@@ -207,6 +127,119 @@ func (ls lister) page() (offset, limit int, failure *jsonrpc.Failure) {
 		}
 	}
 	return offset, limit, nil
+}
+
+// all returns the lists of all servers, in configuration order. It leaves out servers that
+// fail (A22). See [background.collect] for waits.
+func (ls lister) all(waits func() bool) ([]*catalog.List, catalog.Freshness) {
+	servers := ls.g.visibleServers(ls.Caller.Identity)
+	if ls.kind == mcp.Tasks && len(ls.g.config.Clients) > 0 {
+		servers = filterServers(servers, func(s *upstream.Server) bool {
+			return ls.g.rules.AllowsUnknown(ls.Caller.Identity, s.Name)
+		})
+	}
+	all, fresh := ls.from(servers, waits)
+	combined := catalog.Freshness{None: true}
+	for i := range all {
+		switch {
+		case all[i] == nil:
+			all[i] = catalog.Empty
+			fresh[i] = catalog.Freshness{Private: true} // the server may return at any time
+		case fresh[i].None:
+			continue
+		}
+		left := max(0, min(fresh[i].TTL, time.Until(fresh[i].Until)))
+		if combined.None || left < combined.TTL {
+			combined.TTL = left
+		}
+		combined.Private = combined.Private || fresh[i].Private
+		combined.None = false
+	}
+	combined.Private = combined.Private || combined.None || len(ls.g.config.Clients) > 0 // the list depends on the client
+	return all, combined
+}
+
+// from returns the lists of servers, nil for those that failed or are not connected yet. See
+// [background.collect] for waits.
+func (ls lister) from(servers []*upstream.Server, waits func() bool) (
+	[]*catalog.List, []catalog.Freshness,
+) {
+	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
+	audience, first := ls.g.audience(ls.client), ls.client.listed.note(ls.kind)
+	arrivals := make(chan func(), len(servers))
+	arrived := make([]bool, len(servers))
+	var bg *background
+	requested := 0
+	for i, s := range servers {
+		q := &listQuery{
+			scope: ls.scope(), client: ls.client, server: s, kind: ls.kind,
+			profile: audience.profile(s.ID), first: first, began: time.Now(),
+		}
+		var ok bool
+		if all[i], fresh[i], ok = q.cachedList(); ok {
+			continue
+		}
+		if bg == nil {
+			bg = newBackground(ls.aggregateRequest)
+			defer bg.requestAnswered()
+		}
+		q.scope = bg.scope
+		requested++
+		bg.Go(func() {
+			list, freshness, failure := q.get()
+			arrivals <- func() {
+				arrived[i] = true
+				all[i], fresh[i] = list, freshness
+				if failure.IsLoginRequired() && ls.kind == mcp.Tools {
+					all[i], fresh[i] = ls.loginTool(s, failure), catalog.Freshness{Private: true}
+				}
+			}
+			if failure == nil {
+				ls.g.serverAvailable(s)
+			}
+		})
+	}
+	if requested == 0 {
+		return all, fresh
+	}
+	bg.collect(ls.ctx, requested, arrivals, waits)
+	for i, s := range servers {
+		if all[i] == nil && (!arrived[i] || s.IsUnavailable()) {
+			audience.profile(s.ID).noteLeftOut(s)
+		}
+	}
+	drainArrivals(arrivals)
+	return all, fresh
+}
+
+// loginTool returns the list with the login tool of a server, nil if the client cannot log in.
+func (ls lister) loginTool(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
+	if len(required.Data.Elicitations) == 0 {
+		return nil
+	}
+	name := ls.g.names.shown(s.Name, mcp.Tools, LoginTool)
+	item := jsonrpc.Encode(map[string]any{
+		"name":        name,
+		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",
+		"inputSchema": map[string]any{"type": "object", "properties": map[string]any{}},
+	})
+	return &catalog.List{Joined: item, Ends: []int{len(item)}, Names: []string{name}}
+}
+
+// sharedUIs returns the UI resources that several servers have, so that their URIs must name the
+// server. For all other servers it notes that the client knows their UI resources by their own
+// URIs.
+func (ls lister) sharedUIs(all []*catalog.List) catalog.SharedUIs {
+	if ls.kind != mcp.Tools {
+		return nil
+	}
+	shared := ls.g.names.sharedUIs(all)
+	for _, l := range all {
+		if s := ls.g.servers[l.Server]; s != nil && len(l.UIs) > 0 && !ls.g.names.areUnchanged() && !shared.AreIn(l) {
+			ls.client.listed.notePlainUIs(s, l.Key)
+		}
+	}
+	return shared
 }
 
 // A builder builds a list from pages.
@@ -566,27 +599,3 @@ const (
 	// maxListing limits the bytes of a list.
 	maxListing = 16 << 20
 )
-
-// sharedUIs returns the UI resources that several servers have, so that their URIs must name the
-// server. For all other servers it notes that the client knows their UI resources by their own
-// URIs.
-func (req *aggregateRequest) sharedUIs(k mcp.ListKind, all []*catalog.List) catalog.SharedUIs {
-	if k != mcp.Tools {
-		return nil
-	}
-	shared := req.g.sharedUIs(all)
-	for _, l := range all {
-		if s := req.g.servers[l.Server]; s != nil && len(l.UIs) > 0 && !req.g.names.areUnchanged() && !shared.AreIn(l) {
-			req.client.listed.notePlainUIs(s, l.Key)
-		}
-	}
-	return shared
-}
-
-// sharedUIs returns the UI resources that occur in the tool lists of several servers.
-func (g *Gateway) sharedUIs(all []*catalog.List) catalog.SharedUIs {
-	if g.names.areUnchanged() || !slices.ContainsFunc(all, func(l *catalog.List) bool { return len(l.UIs) > 0 }) {
-		return nil
-	}
-	return catalog.FindSharedUIs(all)
-}

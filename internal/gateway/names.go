@@ -131,20 +131,28 @@ func (n *names) hasURI(l *catalog.List, k mcp.ListKind, uri string) bool {
 
 // withoutProxyParam returns the edit that removes the proxy member, which is for the gateway only
 // (A31).
-func (req *aggregateRequest) withoutProxyParam() jsonspan.Edit {
-	e, _ := jsonspan.Remove(req.Message.Literal(jsonrpc.Params), "proxy")
-	return req.Message.Within(jsonrpc.Params, e)
+func withoutProxyParam(m *jsonrpc.Message) jsonspan.Edit {
+	e, _ := jsonspan.Remove(m.Literal(jsonrpc.Params), "proxy")
+	return m.Within(jsonrpc.Params, e)
 }
 
 // messageForServer returns the message of the client as servers get it, with edits.
 func (req *aggregateRequest) messageForServer(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
 	if req.Message.Has(jsonrpc.Proxy) {
-		edits = append(edits, req.withoutProxyParam())
+		edits = append(edits, withoutProxyParam(&req.Message))
 	}
 	if len(edits) == 0 {
 		return req.Message, nil
 	}
 	return req.Message.Edited(edits...)
+}
+
+// sharedUIs returns the UI resources that occur in the tool lists of several servers.
+func (n *names) sharedUIs(all []*catalog.List) catalog.SharedUIs {
+	if n.areUnchanged() || !slices.ContainsFunc(all, func(l *catalog.List) bool { return len(l.UIs) > 0 }) {
+		return nil
+	}
+	return catalog.FindSharedUIs(all)
 }
 
 // A naming is a place in responses of servers that has a name or URI.

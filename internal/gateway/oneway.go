@@ -77,7 +77,7 @@ func (n oneWayMessage) forwardNotification() {
 		if failure != nil {
 			return
 		}
-		servers, restricted := n.g.notificationServers(method)
+		servers, restricted := n.routedServers(method)
 		n.forEachServer(func(s *upstream.Server) {
 			if restricted && !slices.Contains(servers, s.Name) || !n.mayNotify(s, method) {
 				return
@@ -107,10 +107,10 @@ func (n oneWayMessage) mayNotify(s *upstream.Server, method string) bool {
 	return strings.HasPrefix(method, "notifications/") || n.g.rules.AllowsUnknown(n.Caller.Identity, s.Name)
 }
 
-// notificationServers returns the servers that get a notification, if a route restricts them (A58).
-// The first matching route decides.
-func (g *Gateway) notificationServers(method string) (servers []string, restricted bool) {
-	routes := g.config.NotificationRoutes
+// routedServers returns the servers that get a notification, if a route restricts them (A58). The
+// first matching route decides.
+func (n oneWayMessage) routedServers(method string) (servers []string, restricted bool) {
+	routes := n.g.config.NotificationRoutes
 	i := slices.IndexFunc(routes, func(route NotificationRoute) bool { return mcp.MatchName(route.Method, method) })
 	if i < 0 {
 		return nil, false

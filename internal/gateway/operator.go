@@ -93,7 +93,7 @@ func (o *Operator) gather(servers []*upstream.Server, ask askTools) []ToolList {
 		})
 	}
 	_ = group.Wait()
-	shared := o.g.sharedUIs(all)
+	shared := o.g.names.sharedUIs(all)
 	for i, s := range servers {
 		lists[i].Tools = o.g.readTools(all[i], shared, s)
 	}

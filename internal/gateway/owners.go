@@ -83,7 +83,7 @@ func (s *ownerSearch) listedBy(servers []*upstream.Server, k mcp.ListKind, uri s
 func (s *ownerSearch) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
 	if s.requested[k] == nil {
 		servers := s.g.visibleServers(s.Caller.Identity)
-		lists, _ := s.listsFrom(servers, k, always)
+		lists, _ := lister{s.aggregateRequest, k}.from(servers, always)
 		s.requested[k] = map[*upstream.Server]*catalog.List{}
 		for i, server := range servers {
 			s.requested[k][server] = lists[i]

@@ -2,13 +2,9 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
-	"hash/maphash"
 	"iter"
 	"maps"
 	"net/http"
-	"slices"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -60,133 +56,8 @@ func (req *aggregateRequest) findSession() (failure *jsonrpc.Failure) {
 		}
 		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
 	}
-	req.client, failure = req.sessionClient(id)
+	req.client, failure = clientFinder{req}.ofSession(id)
 	return failure
-}
-
-// audience returns the key of the client's audience: clients with the same identity, the same parts
-// (what they say about themselves), and the same values of these headers. Without an identity,
-// clients must also have the same address and certificate.
-func (req *aggregateRequest) audience(headers []string, parts ...[]byte) string {
-	key := append(make([]byte, 0, 1<<10), req.Caller.Identity...)
-	if req.Caller.Identity == "" {
-		key = append(append(key, '@'), req.Peer.Address...)
-		if tls := req.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
-			key = append(append(key, 0), tls.PeerCertificates[0].Raw...)
-		}
-	}
-	key = append(key, 0)
-	for _, name := range headers {
-		key = append(key, name...)
-		for _, value := range req.HTTP.Header[name] {
-			key = append(append(key, 0), value...)
-		}
-		key = append(key, '\n')
-	}
-	for _, part := range parts {
-		key = append(append(key, part...), 0)
-	}
-	sum := sha256.Sum256(key)
-	return string(sum[:])
-}
-
-// legacyAudience returns the key of the audience of a legacy client. Servers may choose their lists
-// by any header, so all such headers count.
-func (req *aggregateRequest) legacyAudience(c *client) string {
-	names := upstream.HeaderNames(nil, req.HTTP.Header, upstream.MayVaryLists)
-	return req.audience(names, []byte("initialize"), c.introduction.params)
-}
-
-// A headerValue is one value of a header.
-type headerValue struct {
-	name, value string
-	number      int
-}
-
-var fingerprintSeed = maphash.MakeSeed()
-
-// fingerprint returns a hash of the sender and the headers of the request. It differs whenever
-// legacyAudience differs, and is cheaper to compute: each request is compared with the one that
-// began the session.
-func (req *aggregateRequest) fingerprint() (sum uint64) {
-	if req.Caller.Identity == "" {
-		sum = maphash.String(fingerprintSeed, req.Peer.Address)
-		if tls := req.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
-			sum += maphash.Bytes(fingerprintSeed, tls.PeerCertificates[0].Raw)
-		}
-	}
-	for name, values := range req.HTTP.Header {
-		if !upstream.MayVaryLists(name) {
-			continue
-		}
-		for i, value := range values {
-			sum += maphash.Comparable(fingerprintSeed, headerValue{name, value, i})
-		}
-	}
-	return sum
-}
-
-// beginSession sets the fingerprint and the audience of a new client.
-func (req *aggregateRequest) beginSession(c *client) {
-	c.fingerprint = req.fingerprint()
-	c.joinAudience(req.g, req.legacyAudience(c))
-}
-
-// modernClient returns the client of a modern request. An audience counts as one client. The caller
-// must release it.
-func (req *aggregateRequest) modernClient() (*client, *jsonrpc.Failure) {
-	intro := introduction{
-		capabilities: req.Message.Literal(jsonrpc.ClientCapabilities),
-		info:         req.Message.Literal(jsonrpc.ClientInfo),
-	}
-	if len(intro.capabilities)+len(intro.info) > maxIntroduction {
-		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities are larger than 16 KiB")
-	}
-	var room [8]string
-	names := upstream.HeaderNames(room[:0], req.HTTP.Header, upstream.IsIdentifying)
-	key := req.audience(names, intro.capabilities, intro.info)
-	return req.g.State.client(key, func() *client {
-		// Clone: they outlive the message.
-		intro.capabilities, intro.info = slices.Clone(intro.capabilities), slices.Clone(intro.info)
-		c := newClient(mcp.Modern, mcp.Stateless, req.Caller.Identity, req.Caller.Owner(), intro.complete())
-		c.audience = key
-		return c
-	}), nil
-}
-
-// sessionClient returns the client of a session. The caller must release it.
-func (req *aggregateRequest) sessionClient(id string) (*client, *jsonrpc.Failure) {
-	g := req.g
-	c := g.State.client(id, func() *client {
-		t, ok := g.sealer.openTicket(id)
-		if !ok || t.Identity != req.Caller.Identity {
-			return nil // the session belongs to another client: do not store this one's headers for it
-		}
-		owner := t.Identity
-		if owner == "" {
-			owner = "@" + t.Address
-		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
-		c.issued = time.Unix(t.Issued, 0)
-		req.beginSession(c)
-		return c.restore(t.Links, g.config.Servers)
-	})
-	switch {
-	case c == nil:
-		return nil, jsonrpc.UnknownSession()
-	case c.identity != req.Caller.Identity:
-		g.release(c)
-		return nil, jsonrpc.UnknownSession()
-	}
-	g.replicaSync.syncSession(req.ctx, c)
-	switch {
-	case g.hasEnded(c):
-		g.release(c)
-		return nil, jsonrpc.UnknownSession()
-	case !c.isolated.Load() && req.fingerprint() != c.fingerprint:
-		c.isolated.Store(true)
-	}
-	return c, nil
 }
 
 // answerAccepted answers a message that gets no JSON-RPC response.
@@ -233,7 +104,7 @@ func (req *aggregateRequest) forEachOpenLink(f func(s *upstream.Server, l *link)
 
 // serverInfos returns the servers that the client may see and their infos. The info is nil if the
 // server failed, which is logged, or is not connected yet. Known infos are not requested again. See
-// [aggregateRequest.collect] for waits.
+// [background.collect] for waits.
 func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream.Server, infos []*serverInfo) {
 	servers = req.g.visibleServers(req.Caller.Identity)
 	infos = make([]*serverInfo, len(servers))
@@ -248,7 +119,7 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 			continue
 		}
 		if bg == nil {
-			bg = req.newBackground()
+			bg = newBackground(req)
 			defer bg.requestAnswered()
 		}
 		requested++
@@ -263,10 +134,10 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 	if requested == 0 {
 		return servers, infos
 	}
-	req.collect(bg, requested, arrivals, waits)
+	bg.collect(req.ctx, requested, arrivals, waits)
 	for i, s := range servers {
 		if infos[i] == nil && (!arrived[i] || s.IsUnavailable()) {
-			req.noteLeftOut(s, audience.profile(s.ID))
+			audience.profile(s.ID).noteLeftOut(s)
 		}
 	}
 	drainArrivals(arrivals)
@@ -285,7 +156,7 @@ func drainArrivals(arrivals <-chan func()) {
 	}
 }
 
-// always and never are values for the waits parameter of [aggregateRequest.collect].
+// always and never are values for the waits parameter of [background.collect].
 func always() bool { return true }
 func never() bool  { return false }
 
@@ -460,7 +331,7 @@ func (req *aggregateRequest) postModern() *jsonrpc.Failure {
 		return jsonrpc.UnsupportedVersion(req.Message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
 	}
 	var failure *jsonrpc.Failure
-	if req.client, failure = req.modernClient(); failure != nil {
+	if req.client, failure = (clientFinder{req}).modern(); failure != nil {
 		return failure
 	}
 	switch method := req.CalledMethod(); method {
