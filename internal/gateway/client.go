@@ -33,8 +33,8 @@ type client struct {
 	introduction *introduction
 	inspection   *upstream.Inspection // set for an operator that acts as this client
 
-	recordRead     atomic.Uint64 // gaps of the replicaSync when the record was last read, plus 1; 0 if it was never read
-	readyAnnounced atomic.Bool   // servers have got notifications/initialized, or are about to
+	record         recordState // exchanged with other replicas
+	readyAnnounced atomic.Bool // servers have got notifications/initialized, or are about to
 
 	ended    atomic.Bool // the client has ended the session
 	isolated atomic.Bool // sends other credentials than its audience: nothing from servers is shared with others
@@ -43,15 +43,10 @@ type client struct {
 	serverRequests serverRequests
 	listed         listedItems
 
-	mu          sync.Mutex
-	links       []*link      // sorted by server ID
-	streams     []*stream    // newest first: connections of older ones may be dead
-	level       string       // log level that the client wants
-	queue       []queuedTask // work caused by other replicas, in order
-	queuedBytes int          // bytes held by queue
-
-	syncing sync.Mutex      // held while state is exchanged with other replicas
-	unsaved []sessionChange // changes not written to the store yet; guarded by syncing
+	mu      sync.Mutex
+	links   []*link   // sorted by server ID
+	streams []*stream // newest first: connections of older ones may be dead
+	level   string    // log level that the client wants
 }
 
 func newClient(era mcp.Era, version, identity, owner string, intro *introduction) *client {

@@ -34,8 +34,10 @@
 // continue the session, so a restart loses only caches. A [State] remembers clients. It outlives
 // configurations. Replicas keep each other up to date about the clients they share:
 //
-//	replica_sync.go    topics, messages for streams at other replicas, messages of clients
-//	session_record.go  session state that session ids do not carry, and the end of sessions
+//	replica_bus.go     topics and messages
+//	replica_sync.go    messages for streams at other replicas, messages of clients
+//	session_record.go  session state that session ids do not carry
+//	session_end.go     ends of sessions
 //	list_changes.go    list-changed notifications
 //	continuation.go    held calls that another replica continues
 package gateway

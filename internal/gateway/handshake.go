@@ -233,7 +233,7 @@ func (req *aggregateRequest) delete() *jsonrpc.Failure {
 	for _, l := range req.client.allLinks() { // including servers that the client may no longer see
 		ending.Go(func() { l.end(req.scope()) })
 	}
-	req.endAtReplicas()
+	req.g.replicaSync.shareEnd(req.ctx, req.client, req.HTTP)
 	ending.Wait()
 	req.Writer.WriteHeader(204)
 	return nil

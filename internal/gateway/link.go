@@ -271,9 +271,10 @@ func (l *link) connect(sc scope, force bool) *jsonrpc.Failure {
 	if !force {
 		failure = s.Unavailable()
 	}
-	if failure == nil && !sc.g.replicaSync.resumeShared(sc, l, s) {
-		if failure = (connectAttempt{sc, l, s}).run(); failure == nil {
-			sc.g.replicaSync.shareSession(sc, l, s)
+	attempt := connectAttempt{sc, l, s}
+	if failure == nil && !attempt.resumeShared() {
+		if failure = attempt.run(); failure == nil {
+			attempt.shareSession()
 		}
 	}
 	l.noteOpened(failure)

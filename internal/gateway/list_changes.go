@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/hex"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -50,13 +51,20 @@ func (c listChanges) add(server, notice, session, audience string) {
 	}
 }
 
-// listsChanged tells other replicas that a server sent list-changed notifications to the clients of
-// links. It sends the first change before it returns, so that clients do not get an outdated list
-// from another replica. It collects later ones for changesPause.
-func (rs *replicaSync) listsChanged(notice string, links ...*link) {
-	if rs == nil {
-		return
-	}
+// A listBroadcast tells other replicas about list-changed notifications of servers.
+type listBroadcast struct {
+	state *State
+	bus   *bus
+
+	mu      sync.Mutex
+	pending listChanges // changes to send with the next timer
+	timer   *time.Timer // sends pending; nil if no change was sent recently
+}
+
+// send tells other replicas that a server sent list-changed notifications to the clients of links.
+// It sends the first change before it returns, so that clients do not get an outdated list from
+// another replica. It collects later ones for changesPause.
+func (b *listBroadcast) send(notice string, links []*link) {
 	links = slices.DeleteFunc(links, func(l *link) bool { return l.client.inspection != nil })
 	if len(links) == 0 {
 		return
@@ -64,7 +72,7 @@ func (rs *replicaSync) listsChanged(notice string, links ...*link) {
 	sessions := make([]string, len(links))
 	for i, l := range links {
 		if l.client.key != "" {
-			hash := rs.endedKey(l.client)
+			hash := b.state.endedKey(l.client)
 			sessions[i] = hex.EncodeToString(hash[:])
 		}
 	}
@@ -73,20 +81,57 @@ func (rs *replicaSync) listsChanged(notice string, links ...*link) {
 			changes.add(l.serverID, notice, sessions[i], hex.EncodeToString([]byte(l.client.audience)))
 		}
 	}
-	rs.mu.Lock()
-	if rs.changesTimer != nil {
-		if rs.pendingChanges == nil {
-			rs.pendingChanges = listChanges{}
+	b.mu.Lock()
+	if b.timer != nil {
+		if b.pending == nil {
+			b.pending = listChanges{}
 		}
-		addTo(rs.pendingChanges)
-		rs.mu.Unlock()
+		addTo(b.pending)
+		b.mu.Unlock()
 		return
 	}
-	rs.changesTimer = time.AfterFunc(changesPause, rs.sendChanges)
-	rs.mu.Unlock()
+	b.timer = time.AfterFunc(changesPause, b.sendPending)
+	b.mu.Unlock()
 	first := listChanges{}
 	addTo(first)
-	rs.publish(topicAll, replicaMessage{Lists: first})
+	b.bus.publish(topicAll, replicaMessage{Lists: first})
+}
+
+// sendPending sends the collected changes.
+func (b *listBroadcast) sendPending() {
+	b.mu.Lock()
+	changes := b.pending
+	b.pending = nil
+	if changes == nil || b.bus.ctx.Err() != nil {
+		b.timer = nil
+		b.mu.Unlock()
+		return
+	}
+	b.timer.Reset(changesPause)
+	b.mu.Unlock()
+	b.bus.publish(topicAll, replicaMessage{Lists: changes})
+}
+
+// stop stops the timer. The caller has closed the bus.
+func (b *listBroadcast) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+}
+
+// receive handles list changes from another replica.
+func (b *listBroadcast) receive(from string, all listChanges) {
+	for server, changes := range all {
+		for notice, affected := range changes {
+			for _, g := range b.state.gateways() {
+				if s := g.byID(server); s != nil && affected != nil {
+					g.listsChangedAtReplica(s, notice, affected, "replica "+from)
+				}
+			}
+		}
+	}
 }
 
 // ChildListChanged tells other replicas about a list-changed notification of a child process, for
@@ -107,34 +152,6 @@ func (g *Gateway) ChildListChanged(server, notice string, unread []string) {
 	defer g.mu.Unlock()
 	if len(links) > 0 && !g.ended {
 		g.running.Go(func() { g.replicaSync.listsChanged(notice, links...) })
-	}
-}
-
-// sendChanges sends the collected changes.
-func (rs *replicaSync) sendChanges() {
-	rs.mu.Lock()
-	changes := rs.pendingChanges
-	rs.pendingChanges = nil
-	if changes == nil || rs.ctx.Err() != nil {
-		rs.changesTimer = nil
-		rs.mu.Unlock()
-		return
-	}
-	rs.changesTimer.Reset(changesPause)
-	rs.mu.Unlock()
-	rs.publish(topicAll, replicaMessage{Lists: changes})
-}
-
-// receiveListChanges handles list changes from another replica.
-func (rs *replicaSync) receiveListChanges(from string, all listChanges) {
-	for server, changes := range all {
-		for notice, affected := range changes {
-			for _, g := range rs.gateways() {
-				if s := g.byID(server); s != nil && affected != nil {
-					g.listsChangedAtReplica(s, notice, affected, "replica "+from)
-				}
-			}
-		}
 	}
 }
 
@@ -183,20 +200,4 @@ func setOf(all []string) map[string]bool {
 		set[one] = true
 	}
 	return set
-}
-
-// serverRefreshed tells other replicas to refresh a server.
-func (rs *replicaSync) serverRefreshed(s *upstream.Server) {
-	if rs != nil {
-		rs.publish(topicAll, replicaMessage{Refresh: s.ID})
-	}
-}
-
-// receiveRefresh refreshes a server for another replica.
-func (rs *replicaSync) receiveRefresh(server string) {
-	for _, g := range rs.gateways() {
-		if s := g.byID(server); s != nil {
-			g.forgetLists(s)
-		}
-	}
 }

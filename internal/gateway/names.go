@@ -396,7 +396,7 @@ func (t translator) id(literal []byte) []byte {
 	}
 	text := string(literal)
 	if s := t.g.linkServer(t.link); t.g.replicaSync != nil && s != nil && t.link.isLocal(s) {
-		text = "@" + t.g.replicaSync.space.Replica + "@" + text // the replica that has the session
+		text = "@" + t.g.replicaSync.bus.space.Replica + "@" + text // the replica that has the session
 	}
 	return jsonrpc.Quote(t.link.serverName + mcp.Separator + text)
 }

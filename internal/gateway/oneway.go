@@ -207,7 +207,7 @@ func (n oneWayMessage) mayAnswerGateway() bool {
 // isAtOtherReplica reports whether an id comes from a child process of another replica.
 func (n oneWayMessage) isAtOtherReplica(origin idOrigin) bool {
 	rs := n.g.replicaSync
-	return rs != nil && origin.replica != "" && origin.replica != rs.space.Replica
+	return rs != nil && origin.replica != "" && origin.replica != rs.bus.space.Replica
 }
 
 // literalOf returns text as a JSON literal, if it is a valid id.

@@ -2,13 +2,11 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"net/http"
 	"net/url"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -22,65 +20,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Any replica may get the next request of a client. Replicas tell each other about changes with
-// three kinds of topics: one that all replicas subscribe to, one per session for replicas with a
-// stream of the client, and one per replica.
-//
-// Messages are not repeated. A replica that misses one, because the store was unavailable or the
-// replica has just started, finds the lasting state in the store, see session_record.go.
-
-// A replicaSync exchanges messages and session records with other replicas. It is nil if there are
-// none; most methods then do nothing.
+// A replicaSync keeps this replica and the others up to date. It is nil if there are no others: the
+// methods that the rest of the gateway calls then do nothing.
 type replicaSync struct {
-	*State
-	space  *replicas.Space
-	ctx    context.Context // done when the State has ended
-	cancel context.CancelFunc
-
-	mu             sync.Mutex
-	unsubscribe    []func()                 // ends the subscriptions to topics
-	acks           map[string]chan struct{} // closed when the acknowledgement arrives
-	pendingChanges listChanges              // changes to send with the next timer
-	changesTimer   *time.Timer              // sends pendingChanges; nil if no change was sent recently
-
-	unsentEnds  []*unsentEnd // oldest first
-	sendingEnds bool         // sendEnds runs
-
-	missedMessages atomic.Uint64 // number of times that messages may have been lost
-	reloading      bool          // reloadRecords runs
+	state   *State
+	bus     *bus
+	work    *clientWork
+	lists   *listBroadcast
+	ends    *sessionEnds
+	records *sessionRecords
 }
-
-// topicAll is the topic that all replicas subscribe to.
-const topicAll = "everywhere"
-
-func sessionTopic(id string) string      { return "session " + id }
-func replicaTopic(replica string) string { return "replica " + replica }
-
-// A replicaMessage is a message from one replica to others. Its field names are part of the format.
-type replicaMessage struct {
-	From    string         // sending replica
-	Session string         `json:",omitempty"` // session id, if it is about a session
-	Ended   *sessionEnd    `json:",omitempty"`
-	Greeted bool           `json:",omitempty"` // servers have got notifications/initialized
-	Change  *sessionChange `json:",omitempty"`
-	Said    *serverMessage `json:",omitempty"` // message of a server for a stream of the client
-	Notice  *clientMessage `json:",omitempty"` // message of the client
-	Resumed *resumedStream `json:",omitempty"`
-	Lists   listChanges    `json:",omitempty"`
-	Refresh string         `json:",omitempty"` // ID of a server to refresh
-	Wants   string         `json:",omitempty"` // acknowledgement requested from replicas with a stream of the client
-	Ack     string         `json:",omitempty"` // acknowledgement sent
-}
-
-const (
-	// maxReplicaMessage limits the bytes of a message. Only responses of clients come near.
-	maxReplicaMessage = 4 << 20
-	// maxForwardedNotification limits the bytes of client notifications that are sent to other
-	// replicas.
-	maxForwardedNotification = 4 << 10
-	// subscribePause is the pause before another attempt to subscribe to a topic.
-	subscribePause = time.Second
-)
 
 // newReplicaSync returns the replicaSync of a State, nil if space is nil. It is subscribed when
 // newReplicaSync returns, or as soon as the store is available.
@@ -88,168 +37,109 @@ func newReplicaSync(s *State, space *replicas.Space) *replicaSync {
 	if space == nil {
 		return nil
 	}
-	rs := &replicaSync{State: s, space: space, acks: map[string]chan struct{}{}}
-	rs.ctx, rs.cancel = context.WithCancel(context.Background())
-	for _, topic := range []string{topicAll, replicaTopic(space.Replica)} {
-		if !rs.subscribe(topic) {
-			s.running.Go(func() {
-				for backoff.Sleep(rs.ctx, subscribePause) {
-					if rs.subscribe(topic) {
-						rs.noteGap()
-						return
-					}
-				}
-			})
-		}
+	b, work := newBus(s, space), newClientWork(s)
+	ends := &sessionEnds{state: s, bus: b}
+	rs := &replicaSync{
+		state: s, bus: b, work: work, ends: ends,
+		lists:   &listBroadcast{state: s, bus: b},
+		records: &sessionRecords{state: s, bus: b, store: recordStore{s, space}, work: work, ends: ends},
 	}
+	b.subscribe(topicAll, rs.receive)
+	b.subscribe(replicaTopic(space.Replica), rs.receive)
 	return rs
-}
-
-// subscribe subscribes to a topic. It reports whether that succeeded.
-func (rs *replicaSync) subscribe(topic string) bool {
-	stop, err := rs.space.Subscribe(rs.ctx, topic, rs.receive)
-	if err != nil {
-		return false
-	}
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	if rs.ctx.Err() != nil {
-		stop() // close has run already
-		return true
-	}
-	rs.unsubscribe = append(rs.unsubscribe, stop)
-	return true
 }
 
 // close ends all subscriptions.
 func (rs *replicaSync) close() {
-	if rs == nil {
-		return
-	}
-	rs.cancel()
-	rs.mu.Lock()
-	stop := rs.unsubscribe
-	rs.unsubscribe = nil
-	if rs.changesTimer != nil {
-		rs.changesTimer.Stop()
-	}
-	rs.mu.Unlock()
-	for _, f := range stop {
-		f()
+	if rs != nil {
+		rs.bus.close()
+		rs.lists.stop()
 	}
 }
 
-// publish sends a message to the subscribers of a topic, and reports whether there are any. It
-// takes no longer than the timeout of a store operation.
-func (rs *replicaSync) publish(topic string, msg replicaMessage) (received bool) {
-	received, _ = rs.publishContext(rs.ctx, topic, msg) // the store logs its outages
-	return received
-}
-
-// publishContext is like publish, with a context, and returns errors.
-func (rs *replicaSync) publishContext(
-	ctx context.Context, topic string, msg replicaMessage,
-) (received bool, err error) {
-	msg.From = rs.space.Replica
-	text := jsonrpc.Encode(msg)
-	if len(text) > maxReplicaMessage {
-		rs.logger().Warn("message to other replicas dropped: too long", zap.Int("bytes", len(text)))
-		return false, nil
+// handEndsToStore passes unsent ends to the store when the State has ended.
+func (rs *replicaSync) handEndsToStore() {
+	if rs != nil {
+		rs.ends.handToStore()
 	}
-	return rs.space.Publish(ctx, topic, text)
 }
 
-// logger returns the logger of the latest Gateway.
-func (rs *replicaSync) logger() *zap.Logger {
-	if g := rs.latestGateway(); g != nil {
-		return g.config.Logger
+// syncSession applies the session record to the client, unless it was read since the last gap. If
+// the store is unavailable, the session continues with what its id carries.
+func (rs *replicaSync) syncSession(ctx context.Context, c *client) {
+	if rs != nil {
+		rs.records.sync(ctx, c)
 	}
-	return zap.NewNop()
 }
 
-// latestGateway returns the Gateway that serves now, nil if there is none.
-func (rs *replicaSync) latestGateway() *Gateway {
-	all := rs.gateways()
-	if len(all) == 0 {
-		return nil
+// noteNewSession notes that a session begins here, so there is no record to read.
+func (rs *replicaSync) noteNewSession(c *client) {
+	if rs != nil {
+		c.record.readAt.Store(rs.records.gaps() + 1)
+		c.readyAnnounced.Store(true)
 	}
-	return all[len(all)-1]
 }
 
-// gateways returns all Gateways of the State, newest last.
-func (s *State) gateways() []*Gateway {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.activeGateways)
-}
-
-// serverByID returns the server with an ID from the newest Gateway that has it, nil if none does.
-func (rs *replicaSync) serverByID(id string) *upstream.Server {
-	for _, g := range slices.Backward(rs.gateways()) {
-		if s := g.byID(id); s != nil {
-			return s
-		}
+// shareChange stores a change and tells other replicas. If the client has a stream at one of them,
+// it waits until that replica has applied a subscription, at most joinWait.
+func (rs *replicaSync) shareChange(ctx context.Context, c *client, change sessionChange) {
+	if rs != nil && c.key != "" {
+		rs.records.share(ctx, c, change)
 	}
-	return nil
+}
+
+// shareEnd tells current and future replicas that a request has ended the session of a client.
+// While the store is unavailable, it retries in the background.
+func (rs *replicaSync) shareEnd(ctx context.Context, c *client, request *http.Request) {
+	if rs != nil {
+		rs.ends.share(context.WithoutCancel(ctx), c, request)
+	}
+}
+
+// listsChanged tells other replicas that a server sent list-changed notifications to the clients of
+// links.
+func (rs *replicaSync) listsChanged(notice string, links ...*link) {
+	if rs != nil {
+		rs.lists.send(notice, links)
+	}
+}
+
+// serverRefreshed tells other replicas to refresh a server.
+func (rs *replicaSync) serverRefreshed(s *upstream.Server) {
+	if rs != nil {
+		rs.bus.publish(topicAll, replicaMessage{Refresh: s.ID})
+	}
+}
+
+// callResumed tells other replicas that a client has resumed the stream of a call. The replica with
+// the call stops it.
+func (rs *replicaSync) callResumed(c *client, call []byte, server string) {
+	if rs != nil {
+		rs.bus.publish(topicAll, replicaMessage{Session: c.key, Resumed: &resumedStream{call, server}})
+	}
 }
 
 // receive handles a message of another replica. A nil text means that messages may have been lost.
 // It does not block.
 func (rs *replicaSync) receive(text []byte) {
 	if text == nil {
-		rs.noteGap()
+		rs.records.noteGap()
 		return
 	}
 	if len(text) > maxForwardedNotification && !rs.isRelevant(text) {
 		return
 	}
-	var msg replicaMessage
-	if json.Unmarshal(text, &msg) != nil || msg.From == rs.space.Replica {
-		return
-	}
+	msg, ok := rs.bus.parse(text)
 	switch {
+	case !ok:
 	case msg.Ack != "":
-		rs.receiveAck(msg.Ack)
+		rs.bus.receiveAck(msg.Ack)
 	case msg.Lists != nil:
-		rs.receiveListChanges(msg.From, msg.Lists)
+		rs.lists.receive(msg.From, msg.Lists)
 	case msg.Refresh != "":
 		rs.receiveRefresh(msg.Refresh)
 	case msg.Session != "":
-		rs.receiveSession(&msg)
-	}
-}
-
-// noteGap notes that messages may have been lost. Session records keep their lasting effects: the
-// records of clients with open streams are read now, others with the next request.
-func (rs *replicaSync) noteGap() {
-	rs.mu.Lock()
-	rs.missedMessages.Add(1)
-	begin := !rs.reloading
-	rs.reloading = true
-	rs.mu.Unlock()
-	rs.State.mu.Lock()
-	defer rs.State.mu.Unlock()
-	if begin && !rs.ended {
-		rs.running.Go(rs.reloadRecords)
-	}
-}
-
-// reloadRecords reads the records of clients with open streams.
-func (rs *replicaSync) reloadRecords() {
-	for {
-		missed := rs.missedMessages.Load()
-		for _, c := range rs.clients() {
-			if len(c.openStreams()) > 0 && rs.ctx.Err() == nil {
-				rs.syncSession(rs.ctx, c)
-			}
-		}
-		rs.mu.Lock()
-		rs.reloading = missed != rs.missedMessages.Load() && rs.ctx.Err() == nil
-		again := rs.reloading
-		rs.mu.Unlock()
-		if !again {
-			return
-		}
+		rs.receiveSession(msg)
 	}
 }
 
@@ -266,36 +156,45 @@ func (rs *replicaSync) isRelevant(text []byte) bool {
 	if msg.Session == "" || msg.Ended != nil {
 		return true
 	}
-	c := rs.lookUp(msg.Session, nil)
+	c := rs.state.lookUp(msg.Session, nil)
 	if c != nil {
-		rs.release(c)
+		rs.state.release(c)
 	}
 	return c != nil
+}
+
+// receiveRefresh refreshes a server for another replica.
+func (rs *replicaSync) receiveRefresh(server string) {
+	for _, g := range rs.state.gateways() {
+		if s := g.byID(server); s != nil {
+			g.forgetLists(s)
+		}
+	}
 }
 
 // receiveSession handles a message about a session.
 func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	if msg.Ended != nil {
-		rs.noteEnded(msg.Session, msg.Ended)
+		rs.ends.note(msg.Session, msg.Ended) // before lookUp: a client that is added later is refused
 	}
-	c := rs.lookUp(msg.Session, nil)
+	c := rs.state.lookUp(msg.Session, nil)
 	if c == nil {
 		return
 	}
-	defer rs.release(c)
+	defer rs.state.release(c)
 	switch {
 	case msg.Ended != nil:
-		rs.runFor(c, func() { rs.endLocally(c, msg.Ended) })
+		rs.ends.endHere(c, msg.Ended)
 	case msg.Greeted:
-		c.noteReadyAnnounced(rs)
+		c.noteReadyAnnounced(rs.state.gateways())
 	case msg.Change != nil:
-		rs.enqueue(c, queuedTask{func() {
-			if rs.applyChange(c, msg.Change) && msg.Wants != "" {
-				rs.publish(replicaTopic(msg.From), replicaMessage{Ack: msg.Wants})
+		rs.work.add(c, 0, func() {
+			if rs.records.applyChange(c, msg.Change) && msg.Wants != "" {
+				rs.bus.publish(replicaTopic(msg.From), replicaMessage{Ack: msg.Wants})
 			}
-		}, 0})
+		})
 	case msg.Notice != nil:
-		rs.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
+		rs.state.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
 	case msg.Resumed != nil:
 		if call := c.calls.get(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
 			call.Cancel(nil)
@@ -303,78 +202,101 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	}
 }
 
-// A queuedTask is work for a client that must run in order.
-type queuedTask struct {
+// A clientWork runs work that other replicas cause, in order for each client.
+type clientWork struct {
+	state *State
+
+	mu     sync.Mutex // never held while the State is locked or work runs
+	queues map[*client]*workQueue
+}
+
+// A workQueue is the work for one client.
+type workQueue struct {
+	work  []queuedWork // the first one runs
+	bytes int
+}
+
+type queuedWork struct {
 	run   func()
 	bytes int // bytes that it holds
 }
 
-// maxQueuedTasks and maxQueuedBytes limit the queue of a client.
-const maxQueuedTasks, maxQueuedBytes = 1_000, 1 << 20
+// maxQueuedWork and maxQueuedBytes limit the work for a client.
+const maxQueuedWork, maxQueuedBytes = 1_000, 1 << 20
 
-// enqueue runs a task after the client's earlier ones. It drops the task if the queue is full.
-func (rs *replicaSync) enqueue(c *client, task queuedTask) {
-	c.mu.Lock()
-	if len(c.queue) == maxQueuedTasks || c.queuedBytes > maxQueuedBytes {
-		c.mu.Unlock()
-		return
+func newClientWork(s *State) *clientWork {
+	return &clientWork{state: s, queues: map[*client]*workQueue{}}
+}
+
+// add runs f after the client's earlier work. f holds this many bytes. If there is too much work,
+// add drops f.
+func (w *clientWork) add(c *client, bytes int, f func()) {
+	w.mu.Lock()
+	q := w.queues[c]
+	first := q == nil
+	if first {
+		q = new(workQueue)
+		w.queues[c] = q
 	}
-	c.queue, c.queuedBytes = append(c.queue, task), c.queuedBytes+task.bytes
-	first := len(c.queue) == 1
-	c.mu.Unlock() // runFor locks the State; the lock order is State before client
-	if first && !rs.runFor(c, c.runQueue) {
-		c.mu.Lock()
-		c.queue, c.queuedBytes = nil, 0 // the State has ended
-		c.mu.Unlock()
+	if len(q.work) < maxQueuedWork && q.bytes <= maxQueuedBytes {
+		q.work, q.bytes = append(q.work, queuedWork{f, bytes}), q.bytes+bytes
+	}
+	w.mu.Unlock() // runFor locks the State
+	if first && !w.state.runFor(c, func() { w.run(c, q) }) {
+		w.mu.Lock()
+		delete(w.queues, c) // the State has ended
+		w.mu.Unlock()
 	}
 }
 
-// runQueue runs the tasks of the client in order.
-func (c *client) runQueue() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for len(c.queue) > 0 {
-		task := c.queue[0]
-		c.mu.Unlock()
-		task.run()
-		c.mu.Lock()
-		c.queue, c.queuedBytes = c.queue[1:], c.queuedBytes-task.bytes
+// run runs the work in a queue until it is empty.
+func (w *clientWork) run(c *client, q *workQueue) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(q.work) > 0 {
+		next := q.work[0]
+		w.mu.Unlock()
+		next.run()
+		w.mu.Lock()
+		q.work, q.bytes = q.work[1:], q.bytes-next.bytes
 	}
-	c.queue = nil
+	delete(w.queues, c)
 }
 
-// expectAck returns an id that another replica is to acknowledge, and a function that waits for it,
-// at most joinWait.
-func (rs *replicaSync) expectAck() (id string, wait func(context.Context), forget func()) {
-	id = rand.Text()
-	acked := make(chan struct{})
-	rs.mu.Lock()
-	rs.acks[id] = acked
-	rs.mu.Unlock()
-	wait = func(ctx context.Context) {
-		timer := time.NewTimer(joinWait)
-		defer timer.Stop()
-		select {
-		case <-acked:
-		case <-timer.C:
-		case <-ctx.Done():
+// gateways returns all Gateways of the State.
+func (s *State) gateways() gatewayList {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.activeGateways)
+}
+
+// A gatewayList is the Gateways of a State, newest last.
+type gatewayList []*Gateway
+
+// latest returns the Gateway that serves now, nil if there is none.
+func (all gatewayList) latest() *Gateway {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1]
+}
+
+// logger returns the logger of the latest Gateway.
+func (all gatewayList) logger() *zap.Logger {
+	if g := all.latest(); g != nil {
+		return g.config.Logger
+	}
+	return zap.NewNop()
+}
+
+// server returns the server with an ID from the newest Gateway that has it, nil if none does.
+func (all gatewayList) server(id string) *upstream.Server {
+	for _, g := range slices.Backward(all) {
+		if s := g.byID(id); s != nil {
+			return s
 		}
 	}
-	return id, wait, func() {
-		rs.mu.Lock()
-		defer rs.mu.Unlock()
-		delete(rs.acks, id)
-	}
-}
-
-// receiveAck handles an acknowledgement.
-func (rs *replicaSync) receiveAck(id string) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	if acked := rs.acks[id]; acked != nil {
-		close(acked)
-		delete(rs.acks, id)
-	}
+	return nil
 }
 
 // subscribeToReplicas subscribes the stream to messages for its client, now or as soon as the store
@@ -393,7 +315,7 @@ func (s *stream) subscribeToReplicas() {
 // trySubscribe subscribes the stream once. It reports whether that succeeded.
 func (s *stream) trySubscribe(rs *replicaSync) bool {
 	receive := func(text []byte) { s.receiveFromReplica(rs, text) }
-	stop, err := rs.space.Subscribe(s.ctx, sessionTopic(s.req.client.key), receive)
+	stop, err := rs.bus.space.Subscribe(s.ctx, sessionTopic(s.req.client.key), receive)
 	if err != nil {
 		return false
 	}
@@ -423,7 +345,7 @@ func (u unsolicited) sendToReplica(m *jsonrpc.Message) (delivered bool) {
 	if rs == nil || c.era != mcp.Legacy || c.key == "" || len(c.openStreams()) > 0 {
 		return false
 	}
-	return rs.publish(sessionTopic(c.key), replicaMessage{Session: c.key, Said: &serverMessage{
+	return rs.bus.publish(sessionTopic(c.key), replicaMessage{Session: c.key, Said: &serverMessage{
 		u.link.serverID, m.Raw, u.link.translator(u.g).message(m),
 	}})
 }
@@ -431,9 +353,9 @@ func (u unsolicited) sendToReplica(m *jsonrpc.Message) (delivered bool) {
 // receiveFromReplica handles a message of another replica for the client. Only the newest stream of
 // the client delivers it.
 func (s *stream) receiveFromReplica(rs *replicaSync, text []byte) {
-	var msg replicaMessage
 	c := s.req.client
-	if json.Unmarshal(text, &msg) != nil || msg.From == rs.space.Replica || msg.Said == nil {
+	msg, ok := rs.bus.parse(text)
+	if !ok || msg.Said == nil {
 		return
 	}
 	if all := c.openStreams(); len(all) == 0 || all[0] != s {
@@ -443,14 +365,14 @@ func (s *stream) receiveFromReplica(rs *replicaSync, text []byte) {
 	if m.Read(msg.Said.Message) != nil {
 		return
 	}
-	rs.enqueue(c, queuedTask{func() {
+	rs.work.add(c, len(text), func() {
 		g := s.g.Load()
 		server := g.byID(msg.Said.Server)
 		if server == nil || isListChange(&m) && !s.listensTo(server.ID) || !s.accepts(g, c.linkTo(server), &m) {
 			return
 		}
 		s.req.out.Event(&streamable.Event{Data: msg.Said.Shown})
-	}, len(text)})
+	})
 }
 
 // A wireRequest is an HTTP request for another replica, without its body.
@@ -500,7 +422,7 @@ func (n oneWayMessage) sendToReplica(replica string, settled bool) error {
 	if replica != "" {
 		topic = replicaTopic(replica)
 	}
-	_, err := rs.publishContext(rs.ctx, topic, replicaMessage{Session: n.client.key, Notice: &clientMessage{
+	_, err := rs.bus.publishContext(rs.bus.ctx, topic, replicaMessage{Session: n.client.key, Notice: &clientMessage{
 		n.Caller.Identity, n.Caller.Address, n.Caller.User, newWireRequest(n.HTTP), n.Message.Raw, settled,
 	}})
 	return err
@@ -525,8 +447,8 @@ func (n oneWayMessage) sendResponseToReplica(replica string) *jsonrpc.Failure {
 // handleClientMessage handles a message that a client sent to another replica. It does nothing
 // unless the client has a call or a stream here.
 func (rs *replicaSync) handleClientMessage(c *client, sent *clientMessage) {
-	g, values := rs.latestGateway(), c.activeContext()
-	if g == nil || values == nil || c.identity != sent.Identity || rs.hasEnded(c) {
+	g, values := rs.state.gateways().latest(), c.activeContext()
+	if g == nil || values == nil || c.identity != sent.Identity || rs.state.hasEnded(c) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(values), g.config.JoinTimeout)
@@ -569,12 +491,4 @@ func (c *client) activeContext() context.Context {
 type resumedStream struct {
 	Call   []byte // the client's id of the call
 	Server string // server ID
-}
-
-// callResumed tells other replicas that a client has resumed the stream of a call. The replica with
-// the call stops it.
-func (rs *replicaSync) callResumed(c *client, call []byte, server string) {
-	if rs != nil {
-		rs.publish(topicAll, replicaMessage{Session: c.key, Resumed: &resumedStream{call, server}})
-	}
 }

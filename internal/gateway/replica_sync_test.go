@@ -89,9 +89,10 @@ func TestSessionsEndedWithoutTheStore(t *testing.T) {
 	}
 	engine.Down.Store(false)
 	await.Until(t, "all changes are sent", func() bool {
-		one.replicaSync.mu.Lock()
-		defer one.replicaSync.mu.Unlock()
-		return !one.replicaSync.sendingEnds
+		ends := one.replicaSync.ends
+		ends.mu.Lock()
+		defer ends.mu.Unlock()
+		return !ends.sending
 	})
 	third := newReplica(t, engine, nil, p)
 	for _, u := range users {
@@ -684,9 +685,10 @@ func TestManyListsChangeElsewhere(t *testing.T) {
 		stream.nextOf("notifications/tools/list_changed")
 	}
 	await.Until(t, "all changes are sent", func() bool {
-		one.replicaSync.mu.Lock()
-		defer one.replicaSync.mu.Unlock()
-		return one.replicaSync.changesTimer == nil
+		lists := one.replicaSync.lists
+		lists.mu.Lock()
+		defer lists.mu.Unlock()
+		return lists.timer == nil
 	})
 	if n := engine.Operations.Load() - before; n == 0 || n > clients/2 {
 		t.Errorf("sent in %d operations", n)
@@ -783,16 +785,19 @@ func TestReplicasWithoutTheStore(t *testing.T) {
 func TestMessagesWhileLinksAreDropped(t *testing.T) {
 	one, _, _ := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
-	c := one.known()[0]
+	c, work := one.known()[0], one.replicaSync.work
 	one.addRef(c)
 	defer one.release(c)
 	one.State.mu.Lock()
 	var first sync.WaitGroup
-	first.Go(func() { one.replicaSync.enqueue(c, queuedTask{run: func() {}}) })
+	first.Go(func() { work.add(c, 0, func() {}) })
 	free := false
 	for deadline := time.Now().Add(5 * time.Second); !free && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if c.mu.TryLock() {
-			free = len(c.queue) == 1 // waits for the State
+		if work.mu.TryLock() {
+			free = work.queues[c] != nil // waits for the State
+			work.mu.Unlock()
+		}
+		if free = free && c.mu.TryLock(); free {
 			c.mu.Unlock()
 		}
 	}
@@ -806,7 +811,7 @@ func TestMessagesWhileLinksAreDropped(t *testing.T) {
 	var all sync.WaitGroup
 	all.Go(func() {
 		for range times {
-			one.replicaSync.enqueue(c, queuedTask{run: func() {}})
+			work.add(c, 0, func() {})
 		}
 	})
 	all.Go(func() {
@@ -858,10 +863,10 @@ func TestResponsesWithoutTheStore(t *testing.T) {
 func TestRecordsOverTheQuota(t *testing.T) {
 	one, _, engine := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
-	c, e := one.known()[0], one.replicaSync
+	c, store := one.known()[0], one.replicaSync.records.store
 	has := func(bytes int, want bool) {
 		t.Helper()
-		if got, err := e.hasRoom(t.Context(), c, bytes); got != want || err != nil {
+		if got, err := store.hasRoom(t.Context(), c, bytes); got != want || err != nil {
 			t.Errorf("stored %d bytes: %t, %v", bytes, got, err)
 		}
 	}
@@ -870,7 +875,7 @@ func TestRecordsOverTheQuota(t *testing.T) {
 	has(recordBytes, false)
 	has(recordBytes/4, true)
 	engine.Down.Store(true)
-	if _, err := e.hasRoom(t.Context(), c, 1); !errors.Is(err, replicas.ErrUnavailable) {
+	if _, err := store.hasRoom(t.Context(), c, 1); !errors.Is(err, replicas.ErrUnavailable) {
 		t.Errorf("without the store: %v", err)
 	}
 }
@@ -911,11 +916,11 @@ func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
 		t.Errorf("during the delay: got %s", s.body)
 	}
 	subscribed.waitEnd()
-	c := other.known()[0]
+	work := other.replicaSync.work
 	await.Until(t, "the queue is empty", func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return len(c.queue) == 0
+		work.mu.Lock()
+		defer work.mu.Unlock()
+		return len(work.queues) == 0
 	})
 	others.handle("resources/subscribe", func(w http.ResponseWriter, a *incoming) { a.reply(w, "{}") })
 	there.call("a::x")

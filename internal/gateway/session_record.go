@@ -4,15 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
@@ -21,7 +19,7 @@ import (
 
 // A sessionRecord is the state of a session that replicas share and its id does not carry. It is
 // written on each change. A replica reads it when it continues the session, and again after each
-// gap, see [replicaSync.gaps].
+// gap, see [sessionRecords.gaps].
 type sessionRecord struct {
 	Ended      bool                         `json:",omitempty"`
 	Level      string                       `json:",omitempty"` // log level that the client wants
@@ -90,119 +88,147 @@ func (r *sessionRecord) apply(change *sessionChange) {
 	}
 }
 
-// readRecord returns the record of a session, empty if there is none.
-func (rs *replicaSync) readRecord(
-	ctx context.Context, c *client,
-) (r sessionRecord, version replicas.Version, err error) {
-	text, version, err := rs.space.Get(ctx, c.key, recordName)
-	if err == nil && text != nil && json.Unmarshal(text, &r) != nil {
-		r = sessionRecord{} // incompatible format
-	}
-	return r, version, err
+// A recordState is what this replica knows about the record of a client's session.
+type recordState struct {
+	// readAt is [sessionRecords.gaps] when the record was last read, plus 1; 0 if it was never read.
+	readAt atomic.Uint64
+
+	mu      sync.Mutex      // held while state is exchanged with other replicas
+	unsaved []sessionChange // changes not written to the store yet
 }
 
-// syncSession applies the session record to the client, unless it was read since the last gap. If
-// the store is unavailable, the session continues with what its id carries.
-func (rs *replicaSync) syncSession(ctx context.Context, c *client) {
-	if rs == nil || c.era != mcp.Legacy {
+// add adds an unsaved change. The caller holds the lock.
+func (s *recordState) add(change sessionChange) {
+	for i := range s.unsaved {
+		if change.replaces(&s.unsaved[i]) {
+			s.unsaved = append(s.unsaved[:i:i], s.unsaved[i+1:]...)
+			break
+		}
+	}
+	change.Told = nil
+	if len(s.unsaved) < maxUnsaved {
+		s.unsaved = append(s.unsaved, change)
+	}
+}
+
+// A sessionRecords reads and writes the records of sessions, and applies changes that clients make
+// at other replicas.
+type sessionRecords struct {
+	state *State
+	bus   *bus
+	store recordStore
+	work  *clientWork
+	ends  *sessionEnds
+
+	missed    atomic.Uint64 // number of times that messages may have been lost
+	mu        sync.Mutex
+	reloading bool // reload runs
+}
+
+// gaps returns how often this replica may have missed messages or could not use the store.
+func (sr *sessionRecords) gaps() uint64 { return sr.bus.space.Outages() + sr.missed.Load() }
+
+// noteGap notes that messages may have been lost. Session records keep their lasting effects: the
+// records of clients with open streams are read now, others with the next request.
+func (sr *sessionRecords) noteGap() {
+	sr.mu.Lock()
+	sr.missed.Add(1)
+	begin := !sr.reloading
+	sr.reloading = true
+	sr.mu.Unlock()
+	sr.state.mu.Lock()
+	defer sr.state.mu.Unlock()
+	if begin && !sr.state.ended {
+		sr.state.running.Go(sr.reload)
+	}
+}
+
+// reload reads the records of clients with open streams.
+func (sr *sessionRecords) reload() {
+	ctx := sr.bus.ctx
+	for again := true; again; {
+		missed := sr.missed.Load()
+		for _, c := range sr.state.clients() {
+			if len(c.openStreams()) > 0 && ctx.Err() == nil {
+				sr.sync(ctx, c)
+			}
+		}
+		sr.mu.Lock()
+		sr.reloading = missed != sr.missed.Load() && ctx.Err() == nil
+		again = sr.reloading
+		sr.mu.Unlock()
+	}
+}
+
+// sync implements [replicaSync.syncSession].
+func (sr *sessionRecords) sync(ctx context.Context, c *client) {
+	gap := sr.gaps() + 1
+	if c.era != mcp.Legacy || c.record.readAt.Load() == gap {
 		return
 	}
-	gap := rs.gaps() + 1
-	if c.recordRead.Load() == gap {
+	c.record.mu.Lock()
+	defer c.record.mu.Unlock()
+	if c.record.readAt.Load() == gap {
 		return
 	}
-	c.syncing.Lock()
-	defer c.syncing.Unlock()
-	if c.recordRead.Load() == gap {
-		return
-	}
-	rs.writeUnsaved(ctx, c)
-	r, _, err := rs.readRecord(ctx, c)
+	sr.writeUnsaved(ctx, c)
+	r, _, err := sr.store.read(ctx, c)
 	if err != nil {
 		return
 	}
 	if r.Ended {
 		end := &sessionEnd{c.owner, c.issued, defaultEndRequest}
-		rs.noteEnded(c.key, end)
-		rs.runFor(c, func() { rs.endLocally(c, end) })
+		sr.ends.note(c.key, end)
+		sr.ends.endHere(c, end)
 	}
 	if r.Level != "" {
-		rs.applyLevel(c, &sessionChange{Level: r.Level})
+		sr.applyLevel(c, &sessionChange{Level: r.Level})
 	}
 	for server, uris := range r.Subscribed {
 		for uri, shown := range uris {
 			change := &sessionChange{Server: server, URI: uri, Shown: shown, On: true}
-			if rs.applySubscription(c, change) {
-				rs.enqueue(c, queuedTask{func() { c.applyToStreams(change) }, 0})
+			if sr.applySubscription(c, change) {
+				sr.work.add(c, 0, func() { c.applyToStreams(change) })
 			}
 		}
 	}
-	if c.recordRead.Swap(gap) > 0 {
+	if c.record.readAt.Swap(gap) > 0 {
 		return
 	}
 	for server, t := range r.Links { // newer than those in the session id
-		if s := rs.serverByID(server); s != nil {
+		if s := sr.state.gateways().server(server); s != nil {
 			c.linkTo(s).useRecorded(t)
 		}
 	}
 }
 
-// gaps returns how often this replica may have missed messages or could not use the store.
-func (rs *replicaSync) gaps() uint64 { return rs.space.Outages() + rs.missedMessages.Load() }
-
-// noteNewSession notes that a session begins here, so there is no record to read.
-func (rs *replicaSync) noteNewSession(c *client) {
-	if rs != nil {
-		c.recordRead.Store(rs.gaps() + 1)
-		c.readyAnnounced.Store(true)
-	}
-}
-
-// shareChange stores a change and tells other replicas. If the client has a stream at one of them,
-// it waits until that replica has applied a subscription, at most joinWait.
-func (rs *replicaSync) shareChange(ctx context.Context, c *client, change sessionChange) {
-	if rs == nil || c.key == "" {
-		return
-	}
-	rs.save(context.WithoutCancel(ctx), c, change)
+// share implements [replicaSync.shareChange].
+func (sr *sessionRecords) share(ctx context.Context, c *client, change sessionChange) {
+	sr.save(context.WithoutCancel(ctx), c, change)
 	msg := replicaMessage{Session: c.key, Change: &change}
 	if change.URI == "" || len(c.openStreams()) > 0 {
-		rs.publish(topicAll, msg)
+		sr.bus.publish(topicAll, msg)
 		return
 	}
-	id, wait, forget := rs.expectAck()
-	defer forget()
-	msg.Wants = id
-	if rs.publish(topicAll, msg) && rs.publish(sessionTopic(c.key), replicaMessage{}) { // the client has a stream
-		wait(ctx)
-	}
+	sr.bus.publishAndWait(ctx, msg)
 }
 
 // save writes a change to the record.
-func (rs *replicaSync) save(ctx context.Context, c *client, change sessionChange) {
-	c.syncing.Lock()
-	defer c.syncing.Unlock()
-	for i := range c.unsaved {
-		if change.replaces(&c.unsaved[i]) {
-			c.unsaved = append(c.unsaved[:i:i], c.unsaved[i+1:]...)
-			break
-		}
-	}
-	change.Told = nil
-	if len(c.unsaved) < maxUnsaved {
-		c.unsaved = append(c.unsaved, change)
-	}
-	rs.writeUnsaved(ctx, c)
+func (sr *sessionRecords) save(ctx context.Context, c *client, change sessionChange) {
+	c.record.mu.Lock()
+	defer c.record.mu.Unlock()
+	c.record.add(change)
+	sr.writeUnsaved(ctx, c)
 }
 
 // writeUnsaved writes unsaved changes to the record. They stay unsaved if the store is unavailable.
-// The caller holds c.syncing.
-func (rs *replicaSync) writeUnsaved(ctx context.Context, c *client) {
+// The caller holds c.record.mu.
+func (sr *sessionRecords) writeUnsaved(ctx context.Context, c *client) {
 	for range maxSwaps {
-		if len(c.unsaved) == 0 {
+		if len(c.record.unsaved) == 0 {
 			return
 		}
-		r, version, err := rs.readRecord(ctx, c)
+		r, version, err := sr.store.read(ctx, c)
 		if err != nil {
 			return
 		}
@@ -210,54 +236,69 @@ func (rs *replicaSync) writeUnsaved(ctx context.Context, c *client) {
 			break
 		}
 		before := jsonrpc.Encode(r)
-		for i := range c.unsaved {
-			r.apply(&c.unsaved[i])
+		for i := range c.record.unsaved {
+			r.apply(&c.record.unsaved[i])
 		}
 		text := jsonrpc.Encode(r)
 		if string(text) == string(before) {
 			break
 		}
-		written, err := rs.writeRecord(ctx, c, version, text)
+		written, err := sr.store.write(ctx, c, version, text)
 		switch {
 		case written:
-			c.unsaved = nil
+			c.record.unsaved = nil
 			return
 		case errors.Is(err, replicas.ErrUnavailable), ctx.Err() != nil:
 			return
 		case err != nil: // permanent, such as ErrFull
-			c.unsaved = nil
+			c.record.unsaved = nil
 			return
 		}
 	}
-	c.unsaved = nil
+	c.record.unsaved = nil
 }
 
-// writeRecord writes a record if the stored version has not changed.
-func (rs *replicaSync) writeRecord(
+// A recordStore has the session records in the store.
+type recordStore struct {
+	state *State
+	space *replicas.Space
+}
+
+// read returns the record of a session, empty if there is none.
+func (s recordStore) read(ctx context.Context, c *client) (r sessionRecord, version replicas.Version, err error) {
+	text, version, err := s.space.Get(ctx, c.key, recordName)
+	if err == nil && text != nil && json.Unmarshal(text, &r) != nil {
+		r = sessionRecord{} // incompatible format
+	}
+	return r, version, err
+}
+
+// write writes a record if the stored version has not changed.
+func (s recordStore) write(
 	ctx context.Context, c *client, version replicas.Version, text []byte,
 ) (written bool, err error) {
 	left := sessionTime - time.Since(c.issued)
 	fits := left > 0 && len(text) <= maxRecord
 	if fits {
-		if fits, err = rs.hasRoom(ctx, c, len(text)); err != nil {
+		if fits, err = s.hasRoom(ctx, c, len(text)); err != nil {
 			return false, err
 		}
 	}
 	if !fits {
-		rs.logger().Warn("session not shared with other replicas: "+
+		s.state.gateways().logger().Warn("session not shared with other replicas: "+
 			"it has expired, its record is too large, or a quota is used up", zap.Int("bytes", len(text)))
 		return false, replicas.ErrFull
 	}
-	return rs.space.Swap(ctx, c.key, recordName, version, text, left)
+	return s.space.Swap(ctx, c.key, recordName, version, text, left)
 }
 
 // hasRoom reports whether the owner of a session may write this many bytes, and counts them.
-func (rs *replicaSync) hasRoom(ctx context.Context, c *client, bytes int) (bool, error) {
+func (s recordStore) hasRoom(ctx context.Context, c *client, bytes int) (bool, error) {
 	b := replicas.Bucket{
 		Key: "session records", Rate: recordBytes / sessionTime.Seconds(), Burst: recordBytes,
 		Want: float64(bytes + recordSize),
 	}
-	taken, _, err := rs.space.Spend(ctx, c.owner, []replicas.Bucket{b})
+	taken, _, err := s.space.Spend(ctx, c.owner, []replicas.Bucket{b})
 	switch {
 	case err != nil || len(taken) == 0:
 		return false, err
@@ -265,7 +306,7 @@ func (rs *replicaSync) hasRoom(ctx context.Context, c *client, bytes int) (bool,
 		return true, nil
 	}
 	b.Want = -taken[0] // return the part that was taken
-	_, _, err = rs.space.Spend(context.WithoutCancel(ctx), c.owner, []replicas.Bucket{b})
+	_, _, err = s.space.Spend(context.WithoutCancel(ctx), c.owner, []replicas.Bucket{b})
 	return false, err
 }
 
@@ -273,21 +314,58 @@ func (rs *replicaSync) hasRoom(ctx context.Context, c *client, bytes int) (bool,
 // unreachable or lost its session. Replicas share them in the record, so that the client has one
 // session per server.
 
-// sharesLink reports whether replicas share the session of a link in the client's record.
-func (rs *replicaSync) sharesLink(l *link, s *upstream.Server) bool {
-	c := l.client
-	return rs != nil && c.era == mcp.Legacy && c.key != "" && c.inspection == nil && !s.ChildrenOnly
+// sharesSession reports whether replicas share the session in the client's record.
+func (c connectAttempt) sharesSession() bool {
+	client := c.link.client
+	return c.g.replicaSync != nil && client.era == mcp.Legacy && client.key != "" && client.inspection == nil &&
+		!c.server.ChildrenOnly
 }
 
 // resumeShared continues a session that another replica has begun. It reports whether the server
 // knows such a session.
-func (rs *replicaSync) resumeShared(sc scope, l *link, s *upstream.Server) bool {
-	if !rs.sharesLink(l, s) {
+func (c connectAttempt) resumeShared() bool {
+	if !c.sharesSession() {
 		return false
 	}
-	r, _, err := rs.readRecord(sc.ctx, l.client)
-	t, ok := r.Links[s.ID]
-	return err == nil && ok && l.tryResume(sc, t)
+	r, _, err := c.g.replicaSync.records.store.read(c.ctx, c.link.client)
+	t, ok := r.Links[c.server.ID]
+	return err == nil && ok && c.link.tryResume(c.scope, t)
+}
+
+// shareSession stores a session that has begun here in the record. If another replica has stored
+// one in the meantime, it uses that and ends its own.
+func (c connectAttempt) shareSession() {
+	l, id := c.link, c.server.ID
+	if !c.sharesSession() || l.sessionID() == "" || l.isLocal(c.server) {
+		return
+	}
+	store := c.g.replicaSync.records.store
+	for range maxSwaps {
+		r, version, err := store.read(c.ctx, l.client)
+		if err != nil || r.Ended {
+			return
+		}
+		current := l.ticket()
+		if another, ok := r.Links[id]; ok && l.tryResume(c.scope, another) {
+			own := newLink(l.client, c.server)
+			own.setSession(current)
+			own.end(c.scope)
+			return
+		}
+		if r.Links == nil {
+			r.Links = map[string]linkTicket{}
+		}
+		r.Links[id] = current
+		written, err := store.write(c.ctx, l.client, version, jsonrpc.Encode(r))
+		if written {
+			l.mu.Lock()
+			l.carried = true
+			l.mu.Unlock()
+		}
+		if written || err != nil {
+			return
+		}
+	}
 }
 
 // tryResume switches to a session if the server still knows it. It reports whether it does.
@@ -337,50 +415,16 @@ func (l *link) useRecorded(t linkTicket) {
 	}
 }
 
-// shareSession stores a session that has begun here in the record. If another replica has stored
-// one in the meantime, it uses that and ends its own.
-func (rs *replicaSync) shareSession(sc scope, l *link, s *upstream.Server) {
-	if !rs.sharesLink(l, s) || l.sessionID() == "" || l.isLocal(s) {
-		return
-	}
-	for range maxSwaps {
-		r, version, err := rs.readRecord(sc.ctx, l.client)
-		if err != nil || r.Ended {
-			return
-		}
-		current := l.ticket()
-		if another, ok := r.Links[s.ID]; ok && l.tryResume(sc, another) {
-			own := newLink(l.client, s)
-			own.setSession(current)
-			own.end(sc)
-			return
-		}
-		if r.Links == nil {
-			r.Links = map[string]linkTicket{}
-		}
-		r.Links[s.ID] = current
-		written, err := rs.writeRecord(sc.ctx, l.client, version, jsonrpc.Encode(r))
-		if written {
-			l.mu.Lock()
-			l.carried = true
-			l.mu.Unlock()
-		}
-		if written || err != nil {
-			return
-		}
-	}
-}
-
 // applyChange applies a change that the client made at another replica. It reports whether the
 // client has a stream here. Requests of the client do not wait for servers that get the change.
-func (rs *replicaSync) applyChange(c *client, change *sessionChange) (listens bool) {
-	c.syncing.Lock()
+func (sr *sessionRecords) applyChange(c *client, change *sessionChange) (listens bool) {
+	c.record.mu.Lock()
 	if change.Level != "" {
-		rs.applyLevel(c, change)
+		sr.applyLevel(c, change)
 	} else {
-		rs.applySubscription(c, change)
+		sr.applySubscription(c, change)
 	}
-	c.syncing.Unlock()
+	c.record.mu.Unlock()
 	return c.applyToStreams(change)
 }
 
@@ -396,40 +440,40 @@ func (c *client) applyToStreams(change *sessionChange) (listens bool) {
 }
 
 // applyLevel sets the log level. Servers get it with their next request.
-func (rs *replicaSync) applyLevel(c *client, change *sessionChange) {
+func (sr *sessionRecords) applyLevel(c *client, change *sessionChange) {
 	c.mu.Lock()
 	c.level = change.Level
 	c.mu.Unlock()
 	for _, l := range c.allLinks() {
 		if _, can := l.state(); can&mcp.HasLogging != 0 && !change.knownIn(l) {
-			l.markUnsynced(rs)
+			l.markUnsynced(sr.state)
 		}
 	}
 }
 
 // applySubscription adds or removes a subscription. It reports whether it is new. Without a stream
 // of the client here, legacy servers get it with their next request.
-func (rs *replicaSync) applySubscription(c *client, change *sessionChange) (added bool) {
-	server := rs.serverByID(change.Server)
+func (sr *sessionRecords) applySubscription(c *client, change *sessionChange) (added bool) {
+	server, meter := sr.state.gateways().server(change.Server), sr.state.subscriptionMeter
 	if server == nil {
 		return false
 	}
 	l := c.linkTo(server)
 	if !change.On {
-		l.subscriptions.remove(rs.subscriptionMeter, c.owner, change.URI)
+		l.subscriptions.remove(meter, c.owner, change.URI)
 		return false
 	}
-	added, ok := l.subscriptions.add(rs.subscriptionMeter, c.owner, change.URI, change.Shown, maxSubscriptions)
+	added, ok := l.subscriptions.add(meter, c.owner, change.URI, change.Shown, maxSubscriptions)
 	if ok && !change.knownIn(l) && len(c.openStreams()) == 0 {
-		l.markUnsynced(rs)
+		l.markUnsynced(sr.state)
 	}
 	return added
 }
 
 // markUnsynced notes that the server misses a change from another replica. Servers whose session is
 // shared have got it there.
-func (l *link) markUnsynced(rs *replicaSync) {
-	server := rs.serverByID(l.serverID)
+func (l *link) markUnsynced(s *State) {
+	server := s.gateways().server(l.serverID)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	own := !l.carried || server != nil && server.ChildrenOnly || httpsse.IsSession(l.session)
@@ -440,7 +484,7 @@ func (l *link) markUnsynced(rs *replicaSync) {
 // again.
 func (l *link) markUnsyncedOnTimeout(sc scope) {
 	if sc.ctx.Err() != nil {
-		l.markUnsynced(sc.g.replicaSync)
+		l.markUnsynced(sc.g.State)
 	}
 }
 
@@ -486,143 +530,6 @@ func (s *stream) apply(change *sessionChange) {
 	}
 }
 
-// A sessionEnd tells other replicas that a session has ended.
-type sessionEnd struct {
-	Owner   string
-	Issued  time.Time
-	Request wireRequest // request that ended it
-}
-
-// An unsentEnd is the end of a session that other replicas have not got yet.
-type unsentEnd struct {
-	key    string
-	end    *sessionEnd
-	stored bool // written to the store
-	sent   bool // published to replicas
-}
-
-const (
-	// maxUnsentEnds limits the ends that wait for the store. Other replicas never learn about those
-	// beyond.
-	maxUnsentEnds = 10_000
-	// maxUnsentRequest limits the bytes of the request in a waiting end.
-	maxUnsentRequest = 4 << 10
-)
-
-// endAtReplicas tells current and future replicas that the session has ended. While the store is
-// unavailable, it retries in the background.
-func (req *aggregateRequest) endAtReplicas() {
-	rs, c := req.g.replicaSync, req.client
-	if rs == nil {
-		return
-	}
-	u := &unsentEnd{key: c.key, end: &sessionEnd{c.owner, c.issued, newWireRequest(req.HTTP)}}
-	if rs.sendEnd(context.WithoutCancel(req.ctx), u) == nil {
-		return
-	}
-	if len(jsonrpc.Encode(u.end.Request)) > maxUnsentRequest {
-		u.end.Request = defaultEndRequest
-	}
-	rs.mu.Lock()
-	if len(rs.unsentEnds) < maxUnsentEnds {
-		rs.unsentEnds = append(rs.unsentEnds, u)
-	}
-	begin := !rs.sendingEnds
-	rs.sendingEnds = true
-	rs.mu.Unlock()
-	if begin && !rs.runFor(c, rs.sendEnds) {
-		rs.handEndsToStore() // the State has ended
-	}
-}
-
-// defaultEndRequest is used if the request that ended the session is unknown or too large.
-var defaultEndRequest = wireRequest{Method: http.MethodDelete, URL: "/"}
-
-// sendEnd stores and publishes an end, as far as that is not done. It does both, because a replica
-// may read the record before it is written. It does not count for the owner's quota: a client
-// without quota can still end sessions.
-func (rs *replicaSync) sendEnd(ctx context.Context, u *unsentEnd) (err error) {
-	if left := sessionTime - time.Since(u.end.Issued); !u.stored && left > 0 {
-		err = rs.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), left)
-		u.stored = err == nil
-	}
-	if !u.sent {
-		_, failed := rs.publishContext(ctx, topicAll, replicaMessage{Session: u.key, Ended: u.end})
-		u.sent = failed == nil
-		err = errors.Join(err, failed)
-	}
-	return err
-}
-
-// sendEnds sends unsent ends until there are none.
-func (rs *replicaSync) sendEnds() {
-	for backoff.Sleep(rs.ctx, subscribePause) {
-		for {
-			rs.mu.Lock()
-			if len(rs.unsentEnds) == 0 {
-				rs.unsentEnds, rs.sendingEnds = nil, false
-				rs.mu.Unlock()
-				return
-			}
-			u := rs.unsentEnds[0]
-			rs.mu.Unlock()
-			if errors.Is(rs.sendEnd(rs.ctx, u), replicas.ErrUnavailable) {
-				break
-			}
-			rs.mu.Lock()
-			rs.unsentEnds = rs.unsentEnds[1:]
-			rs.mu.Unlock()
-		}
-	}
-}
-
-// handEndsToStore passes unsent ends to the store when the State has ended. The store tries again,
-// at the latest when it is closed, and logs failures.
-func (rs *replicaSync) handEndsToStore() {
-	if rs == nil {
-		return
-	}
-	rs.mu.Lock()
-	left := rs.unsentEnds
-	rs.unsentEnds, rs.sendingEnds = nil, false
-	rs.mu.Unlock()
-	for _, u := range left {
-		send := func(ctx context.Context) error { return rs.sendEnd(ctx, u) }
-		rs.space.WriteLater(u.key, recordName, len(u.key)+maxUnsentRequest, send, nil)
-	}
-}
-
-// noteEnded notes that a session has ended at another replica.
-func (rs *replicaSync) noteEnded(id string, end *sessionEnd) {
-	rs.State.mu.Lock()
-	defer rs.State.mu.Unlock()
-	rs.endedSessions.add(endedKeyOf(id), endedSession{end.Owner, end.Issued})
-}
-
-// endLocally ends the streams of a session, and its sessions with servers that no other replica can
-// end.
-func (rs *replicaSync) endLocally(c *client, end *sessionEnd) {
-	c.ended.Store(true)
-	for _, s := range c.openStreams() {
-		s.end()
-	}
-	g := rs.latestGateway()
-	if g == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(rs.ctx, g.config.JoinTimeout)
-	defer cancel()
-	r, err := end.Request.build(&inbound.Context{Context: ctx, Caller: g.callerOf(c)})
-	if err != nil {
-		return
-	}
-	for _, l := range c.allLinks() {
-		if server := g.linkServer(l); server != nil && l.isLocal(server) {
-			l.end(scope{ctx: r.Context(), g: g, r: r})
-		}
-	}
-}
-
 // announceReady sends notifications/initialized to servers, for a session that began at another
 // replica. A session id does not say whether that was done.
 func (n oneWayMessage) announceReady() {
@@ -636,14 +543,14 @@ func (n oneWayMessage) announceReady() {
 		}
 	})
 	n.forEachOpenLink(func(_ *upstream.Server, l *link) { l.sendInitialized(n.scope()) })
-	rs.publish(topicAll, replicaMessage{Session: c.key, Greeted: true})
+	rs.bus.publish(topicAll, replicaMessage{Session: c.key, Greeted: true})
 }
 
 // noteReadyAnnounced notes that servers have got notifications/initialized from another replica.
-func (c *client) noteReadyAnnounced(rs *replicaSync) {
+func (c *client) noteReadyAnnounced(all gatewayList) {
 	c.readyAnnounced.Store(true)
 	for _, l := range c.allLinks() {
-		if s := rs.serverByID(l.serverID); s != nil && !l.isLocal(s) {
+		if s := all.server(l.serverID); s != nil && !l.isLocal(s) {
 			l.setInitialized(true)
 		}
 	}
