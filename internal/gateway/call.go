@@ -2,13 +2,10 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -132,7 +129,7 @@ func (c *call) readResource() *jsonrpc.Failure {
 		return jsonrpc.StoreUnavailable("the original is not stored on this replica, and the shared store is unavailable")
 	}
 	if result == nil {
-		return c.unknownResource("uri: unknown or expired")
+		return unknownResource(c.Message.Text(jsonrpc.URI), "uri: unknown or expired")
 	}
 	if c.era == mcp.Modern {
 		result = jsonspan.Spliced(result, jsonspan.Insert(result, []byte(`"ttlMs":0,"cacheScope":"private"`)))
@@ -174,7 +171,12 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 		return c.forward(s, target, nil)
 	}
 	if strings.HasPrefix(method, "tasks/") && c.Message.Has(jsonrpc.TaskID) {
-		return c.callTask()
+		s, id := c.g.names.task(c.Message.Text(jsonrpc.TaskID))
+		if s == nil {
+			return invalidParams("taskId: unknown task")
+		}
+		edit := c.Message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))
+		return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
 	}
 	// Known methods that get here do not exist in this era.
 	if _, known := mcp.KnownMethod(method); !known && c.Message.Kind(jsonrpc.URI) == jsonspan.String {
@@ -188,15 +190,6 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 		failure = failure.WithStatusOK()
 	}
 	return failure
-}
-
-// callTask forwards a request about a task to the server of the task.
-func (c *call) callTask() *jsonrpc.Failure {
-	if s, id := c.g.names.task(c.Message.Text(jsonrpc.TaskID)); s != nil {
-		edit := c.Message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))
-		return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
-	}
-	return invalidParams("taskId: unknown task")
 }
 
 // forward checks that the client may make the call, sends it to the server with edits, and passes
@@ -235,38 +228,38 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}
-	if failure := c.takeResponses(); failure != nil {
+	if failure := (prompter{c}).takeResponses(); failure != nil {
 		return c.answerFailure(failure)
 	}
 	switch {
 	case isLogin:
-		return c.withLogin(c.callLoginTool)
+		return prompter{c}.withLogin(prompter{c}.callLoginTool)
 	case refused != nil: // a login is required to read the tool's annotations
-		return c.withLogin(func() *jsonrpc.Failure {
+		return prompter{c}.withLogin(func() *jsonrpc.Failure {
 			if failure := c.Permit(target); failure != nil {
 				return c.fail(failure)
 			}
 			return c.send()
 		})
 	}
-	return c.withLogin(c.send)
+	return prompter{c}.withLogin(c.send)
 }
 
 // send confirms the call, if a rule requires it, and sends it to the server or to the replica that
 // holds it.
 func (c *call) send() *jsonrpc.Failure {
-	key, replica := c.heldCallKey()
+	key, replica := legacyRelay{c}.key()
 	isRemote := replica != "" && c.g.peers != nil && replica != c.g.State.space.Replica
 	if !isRemote {
 		if failure := c.learnTool(); failure != nil {
 			return failure
 		}
 	}
-	if ok, failure := c.confirm(); !ok {
+	if ok, failure := (prompter{c}).confirm(); !ok {
 		return failure
 	}
 	if isRemote {
-		return c.continueAt(replica, key)
+		return legacyRelay{c}.continueAt(replica, key)
 	}
 	l := c.link
 	for mayRetry := true; ; mayRetry = false {
@@ -278,9 +271,9 @@ func (c *call) send() *jsonrpc.Failure {
 		case era == c.era:
 			return c.relay()
 		case era == mcp.Legacy:
-			return c.toLegacy()
+			return legacyRelay{c}.run()
 		}
-		if lost, failure := c.toModern(mayRetry); !lost {
+		if lost, failure := (modernRelay{c}).run(mayRetry); !lost {
 			return failure
 		}
 	}
@@ -332,152 +325,6 @@ func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 	return failure
 }
 
-// confirm asks a person to approve the call, if a rule requires that. It reports whether the call
-// may be made.
-func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
-	switch {
-	case !c.AwaitsConfirmation():
-		return true, nil
-	case c.era == mcp.Modern:
-		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.ConfirmRequest, c.Confirmation()))
-	}
-	size := int64(len(c.Message.Raw))
-	if !c.g.heldMeter.Take(c.client.owner, size) {
-		return false, jsonrpc.TooManyServerRequests(c.link.serverName)
-	}
-	defer c.g.heldMeter.Give(c.client.owner, size)
-	c.active.held.Store(true)
-	defer c.active.held.Store(false)
-	answer, failure := c.askInStream(inbound.ConfirmRequest, c.Confirmation())
-	switch {
-	case c.canceled():
-		failure = c.answerFailure(jsonrpc.ConfirmationDeclined(c.link.serverName))
-		c.Outcome = upstream.OutcomeCanceled
-		return false, failure
-	case failure != nil && failure.Data.Symbol == "timeout":
-		failure = c.DeniedBy(c.Decision, jsonrpc.ConfirmationTimeout(c.link.serverName), c.Target())
-	default: // an error response of the client does not approve the call
-		failure = c.TakeConfirmation(answer)
-	}
-	if failure != nil {
-		return false, c.answerFailure(failure)
-	}
-	return true, nil
-}
-
-// takeResponses takes the responses of a modern client to requests of the gateway: confirmations
-// and logins.
-func (c *call) takeResponses() *jsonrpc.Failure {
-	key, answer, failure := c.TakeResponse()
-	switch {
-	case failure != nil:
-		return failure
-	case key == inbound.ConfirmRequest:
-		return c.TakeConfirmation(answer)
-	case key == inbound.LoginRequest && c.Server.Login != nil: // a reload may have removed Login
-		return c.awaitLogin(answer)
-	}
-	return nil
-}
-
-// Servers may require the gateway to log in. Until then, requests to them fail with login_required.
-// A client of the aggregate endpoint is asked to open the login page: with a server request in the
-// stream of its call (legacy), with an input-required result (modern), or with the text of a tool
-// result. After the login the call continues.
-
-// LoginTool is the name of the tool that a server shows until the gateway is logged in.
-const LoginTool = "login"
-
-// maxLogins limits the logins during one call: the first one, and those for additional scopes.
-const maxLogins = 3
-
-// withLogin calls attempt, and asks the client to log in if that is required, up to maxLogins
-// times.
-func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
-	for range maxLogins {
-		failure := attempt()
-		required := c.loginRequired
-		c.loginRequired = nil
-		if required == nil {
-			return failure
-		}
-		again, failure := c.logIn(required)
-		if !again {
-			return failure
-		}
-	}
-	return c.answerFailure(jsonrpc.LoginFailed(c.link.serverName,
-		"the server still requires a login after several attempts"))
-}
-
-// logIn asks the client to log in. It reports whether the login is done.
-func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure) {
-	if len(required.Data.Elicitations) == 0 {
-		return false, c.answerFailure(required)
-	}
-	ask := &required.Data.Elicitations[0]
-	switch {
-	case !mcp.CanOpenURLs(c.client.introduction.capabilities):
-		return false, c.answerLoginAddress(required, ask)
-	case c.era == mcp.Modern && !mcp.MayRequireInput(c.Message.Text(jsonrpc.Method)):
-		return false, c.answerFailure(required)
-	case c.era == mcp.Modern:
-		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.LoginRequest, ask))
-	case !c.out.AcceptsStream():
-		return false, c.answerLoginAddress(required, ask)
-	}
-	c.active.held.Store(true)
-	defer c.active.held.Store(false)
-	answer, failure := c.askInStream(inbound.LoginRequest, ask)
-	if failure == nil {
-		failure = c.awaitLogin(answer)
-	}
-	if failure != nil {
-		return false, c.answerFailure(failure)
-	}
-	c.out.Event(&streamable.Event{Data: jsonrpc.Notification("notifications/elicitation/complete",
-		jsonrpc.Encode(map[string]string{"elicitationId": ask.ID}))})
-	return true, nil
-}
-
-// answerLoginAddress answers with the address of the login page as text, for clients that cannot
-// open URLs.
-func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLElicitation) *jsonrpc.Failure {
-	if !c.Message.Is(jsonrpc.Method, "tools/call") {
-		return c.answerFailure(required)
-	}
-	c.FailWith(required)
-	return builtinCall{c}.answerText(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
-}
-
-// awaitLogin waits for the login, if the client has accepted the request to log in.
-func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
-	if !mcp.IsAccepted(answer) {
-		failure := jsonrpc.LoginRequired(c.link.serverName, nil)
-		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
-		return failure
-	}
-	ctx, cancel := context.WithTimeout(c.ctx, streamable.ServerRequestTimeout)
-	defer cancel()
-	done := make(chan bool, 1)
-	go func() { done <- c.Server.Login.Await(ctx, c.Caller.Account()) }()
-	ticker := time.NewTicker(streamable.KeepAlive)
-	defer ticker.Stop()
-	for {
-		select {
-		case ok := <-done:
-			if !ok {
-				return jsonrpc.Timeout(c.link.serverName)
-			}
-			return nil
-		case <-ticker.C:
-			if c.out.AcceptsStream() {
-				c.out.KeepAlive()
-			}
-		}
-	}
-}
-
 // isLoginTool reports whether a tool is the gateway's login tool for a server. After the login, the
 // server's own tool may have that name.
 func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
@@ -489,22 +336,6 @@ func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
 	}
 	known := c.client.knownList(c.g, s, mcp.Tools)
 	return known == nil || !slices.Contains(known.Names, c.g.names.shown(s.Name, mcp.Tools, LoginTool))
-}
-
-// callLoginTool answers a call of the login tool.
-func (c *call) callLoginTool() *jsonrpc.Failure {
-	list, _, failure := c.client.newListQuery(c.scope(), c.Server, mcp.Tools).get()
-	if failure != nil {
-		return c.fail(failure)
-	}
-	if slices.Contains(list.Names, c.g.names.shown(c.link.serverName, mcp.Tools, LoginTool)) {
-		// The server has a tool of that name.
-		if failure := c.Admit(mcp.Target{Server: c.link.serverName, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
-			return c.answerFailure(failure)
-		}
-		return c.send()
-	}
-	return builtinCall{c}.answerText("Logged in to "+c.link.serverName+". Its tools can be listed now.", false)
 }
 
 // Account returns the account for an identity, if each client has its own.

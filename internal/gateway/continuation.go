@@ -86,7 +86,7 @@ func (c *call) learnTool() *jsonrpc.Failure {
 }
 
 // continueAt continues a call that another replica holds.
-func (c *call) continueAt(replica, key string) *jsonrpc.Failure {
+func (c legacyRelay) continueAt(replica, key string) *jsonrpc.Failure {
 	answers := c.Message.Literal(jsonrpc.InputResponses)
 	bytes := replicas.ConnBytes + int64(len(answers))
 	if !c.g.forwardMeter.Take(c.client.owner, bytes) {
@@ -114,7 +114,7 @@ func (c *call) continueAt(replica, key string) *jsonrpc.Failure {
 		return first.Refused
 	}
 	c.IsForwarded = true // the other replica records the exchange
-	return c.relayHeld(f)
+	return c.passOn(f)
 }
 
 // A remoteCall is a call held by another replica.
@@ -144,7 +144,7 @@ func (f *remoteCall) next(c *call) (msg heldMessage, ok bool) {
 		if names.parse(&msg.message, r.Message) != nil { // the other replica has parsed it, too
 			msg.failure = jsonrpc.InvalidResponse(c.link.serverName)
 		}
-		msg.names = names.names
+		msg.names = names.found
 	}
 	return msg, true
 }

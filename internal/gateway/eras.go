@@ -105,8 +105,11 @@ func (held *heldCall) copyMessage(m *jsonrpc.Message, names []foundName) heldMes
 	return copied
 }
 
-// toLegacy forwards the call to a legacy server, or continues a held call.
-func (c *call) toLegacy() *jsonrpc.Failure {
+// A legacyRelay forwards the call of a modern client to a legacy server.
+type legacyRelay struct{ *call }
+
+// run forwards the call, or continues a held call.
+func (c legacyRelay) run() *jsonrpc.Failure {
 	held := c.takeHeld()
 	switch {
 	case held != nil:
@@ -129,7 +132,7 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 		}
 	}
 	c.IsForwarded = true
-	return c.relayHeld(held)
+	return c.passOn(held)
 }
 
 func unknownState() *jsonrpc.Failure {
@@ -158,7 +161,7 @@ func withoutModernMeta(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 
 // checkParams checks that the headers of a call repeat its arguments as the tool requires. Legacy
 // servers do not check that.
-func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
+func (c legacyRelay) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	if c.viaCallTool || c.client.knownList(c.g, c.Server, mcp.Tools) == nil && !mcp.HasParams(c.HTTP.Header) {
 		return nil // no requirements are known
 	}
@@ -166,9 +169,9 @@ func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	return c.paramHeaders().Check(c.HTTP.Header, m)
 }
 
-// heldCallKey returns the key of the held call that the request continues, and the replica that
+// key returns the key of the held call that the request continues, and the replica that
 // holds it. replica is "" if there are no replicas.
-func (c *call) heldCallKey() (key, replica string) {
+func (c legacyRelay) key() (key, replica string) {
 	if c.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", ""
 	}
@@ -178,15 +181,15 @@ func (c *call) heldCallKey() (key, replica string) {
 }
 
 // takeHeld returns the held call that the request continues, nil if there is none.
-func (c *call) takeHeld() *heldCall {
-	key, _ := c.heldCallKey()
+func (c legacyRelay) takeHeld() *heldCall {
+	key, _ := c.key()
 	return c.g.takeHeld(key, func(held *heldCall) bool {
 		return held.client == c.client && held.link == c.link && held.about == c.About()
 	})
 }
 
 // hold starts a call that can outlive the request.
-func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
+func (c legacyRelay) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	l := c.link
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.aggregateRequest.ctx))
 	r := c.g.linkServer(l).Routes.Derive(ctx, c.HTTP, false) // outlives the request
@@ -262,7 +265,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				reader.ServerRequestOpened()
 			}
 			select {
-			case held.messages <- held.copyMessage(e.Message, names.names):
+			case held.messages <- held.copyMessage(e.Message, names.found):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
@@ -303,12 +306,12 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	})
 }
 
-// relayHeld passes on the messages of a held call until it is answered, or until the client must
+// passOn passes on the messages of a held call until it is answered, or until the client must
 // answer a server request. Another request then continues the call.
-func (c *call) relayHeld(from heldSource) (failure *jsonrpc.Failure) {
+func (c legacyRelay) passOn(from heldSource) (failure *jsonrpc.Failure) {
 	whole := false
 	for {
-		msg, ok := from.next(c)
+		msg, ok := from.next(c.call)
 		switch {
 		case !ok:
 		case msg.question != nil:
@@ -318,13 +321,13 @@ func (c *call) relayHeld(from heldSource) (failure *jsonrpc.Failure) {
 		case msg.large != nil:
 			whole = c.streamLarge(msg.large)
 		case msg.message.IsResponse():
-			c.answerHeld(&msg)
+			c.answer(&msg)
 			whole = true
 		default:
-			c.forwardHeldNotification(&msg.message)
+			c.forwardNotification(&msg.message)
 			continue
 		}
-		code := from.end(c, whole)
+		code := from.end(c.call, whole)
 		if msg.large != nil && whole {
 			c.ErrorCode = code
 		}
@@ -409,8 +412,8 @@ func (held *heldCall) abandon() {
 	}
 }
 
-// forwardHeldNotification forwards a notification that belongs to the call.
-func (c *call) forwardHeldNotification(m *jsonrpc.Message) {
+// forwardNotification forwards a notification that belongs to the call.
+func (c legacyRelay) forwardNotification(m *jsonrpc.Message) {
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := c.Message.Literal(jsonrpc.ProgressToken) // of the request that waits now
@@ -447,9 +450,9 @@ func (held *heldCall) awaitEnd(flush func()) {
 	}
 }
 
-// answerHeld passes on the response in the form of the modern era, with the id of the request that
+// answer passes on the response in the form of the modern era, with the id of the request that
 // waits for it.
-func (c *call) answerHeld(msg *heldMessage) {
+func (c legacyRelay) answer(msg *heldMessage) {
 	m := &msg.message
 	c.ErrorCode = m.ErrorNumber()
 	edits := append(m.WithID(c.Message.Literal(jsonrpc.ID)), c.translator().rename(m.Raw, msg.names)...)
@@ -460,20 +463,20 @@ func (c *call) answerHeld(msg *heldMessage) {
 }
 
 // completionMembers returns the members that modern results have in addition.
-func (c *call) completionMembers() []byte {
+func (c legacyRelay) completionMembers() []byte {
 	if c.Message.Is(jsonrpc.Method, "resources/read") {
 		return []byte(`"resultType":"complete","ttlMs":0,"cacheScope":"private"`)
 	}
 	return []byte(`"resultType":"complete"`)
 }
 
-// streamLarge passes on a large response, like answerHeld. It reports whether it was complete. If
+// streamLarge passes on a large response, like answer. It reports whether it was complete. If
 // the id comes last and does not match, it stays: the client then ignores the response.
-func (c *call) streamLarge(from *largeResponse) (whole bool) {
+func (c legacyRelay) streamLarge(from *largeResponse) (whole bool) {
 	ctx := c.ctx
 	defer context.AfterFunc(ctx, func() { _ = from.CloseWithError(ctx.Err()) })()
 	out := c.out.Large(new(streamable.Event), false)
-	to := &rewriting{modernPaths.Rewrite(out, c.modernReplacer(from)), out}
+	to := &rewriting{modernPaths.Rewrite(out, c.replacer(from)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.Close()
@@ -488,8 +491,8 @@ func (c *call) streamLarge(from *largeResponse) (whole bool) {
 // modernPaths are the places where a legacy response changes for a modern client.
 var modernPaths = jsonspan.CompilePaths(namingPaths("id", "result")...)
 
-// modernReplacer returns a function that replaces literals at modernPaths.
-func (c *call) modernReplacer(from *largeResponse) func(path int, k jsonspan.Kind, literal []byte) []byte {
+// replacer returns a function that replaces literals at modernPaths.
+func (c legacyRelay) replacer(from *largeResponse) func(path int, k jsonspan.Kind, literal []byte) []byte {
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
@@ -534,7 +537,7 @@ func (held *heldCall) askClient(sc scope, sideRequests *upstream.SideRequests, m
 }
 
 // askInput answers the client's request with an input-required result.
-func (c *call) askInput(q *heldQuestion) *jsonrpc.Failure {
+func (c legacyRelay) askInput(q *heldQuestion) *jsonrpc.Failure {
 	state := q.State
 	if c.Confirmed {
 		state = c.ConfirmedState(jsonrpc.Quote(state))
@@ -568,16 +571,19 @@ func (held *heldCall) sendResponses(sc scope, answers []byte) *jsonrpc.Failure {
 // gateway sends requests to the client in the stream of its call, and repeats the call with the
 // responses.
 
-// toModern forwards the call to a modern server. It reports whether the server has changed its era
-// or session, so that the call can be repeated.
-func (c *call) toModern(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
-	first, failure := c.modernRequest()
+// A modernRelay forwards the call of a legacy client to a modern server.
+type modernRelay struct{ *call }
+
+// run forwards the call. It reports whether the server has changed its era or session, so that the
+// call can be repeated.
+func (c modernRelay) run(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
+	first, failure := c.request()
 	if failure != nil {
 		return false, c.fail(failure)
 	}
 	message := first
 	for round := range upstream.MaxRounds {
-		rl := &relay{call: c, retryable: mayRetry && round == 0}
+		rl := &relay{call: c.call, retryable: mayRetry && round == 0}
 		failure := rl.run(&message)
 		switch {
 		case failure != nil && rl.sessionForgotten():
@@ -588,7 +594,7 @@ func (c *call) toModern(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
 		case rl.input == nil:
 			return false, nil
 		}
-		responses, failure := c.askClient(rl.input)
+		responses, failure := prompter{c.call}.ask(rl.input)
 		if failure == nil {
 			failure = message.Read(mcp.WithInput(&first, responses, rl.input.State))
 		}
@@ -599,72 +605,12 @@ func (c *call) toModern(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
 	return false, c.fail(jsonrpc.InvalidResponse(c.link.serverName))
 }
 
-// modernRequest returns the legacy request as a modern one.
-func (c *call) modernRequest() (jsonrpc.Message, *jsonrpc.Failure) {
+// request returns the legacy request as a modern one.
+func (c modernRelay) request() (jsonrpc.Message, *jsonrpc.Failure) {
 	m, failure := withoutModernMeta(&c.Message) // the gateway sets these members
 	if failure != nil {
 		return m, failure
 	}
 	meta := c.client.introduction.meta(c.client.logLevel())
 	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
-}
-
-// askClient sends the input requests of a server to the client and waits for the responses, at most
-// [streamable.ServerRequestTimeout].
-func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
-	l := c.link
-	ctx, cancel := context.WithTimeout(c.ctx, streamable.ServerRequestTimeout)
-	defer cancel()
-	answers := map[string]<-chan *jsonrpc.Message{}
-	for key, wants := range wanted.Requests {
-		if !c.client.introduction.supports(wants.Method) {
-			return nil, jsonrpc.MissingCapability(l.serverName, mcp.Shortened(wants.Method))
-		}
-		id, answer, forget := c.client.serverRequests.expect(l.serverName)
-		defer forget()
-		var m jsonrpc.Message
-		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {
-			return nil, jsonrpc.InvalidResponse(l.serverName)
-		}
-		if !c.out.Event(&streamable.Event{Data: l.translator(c.g).gatewayRequest(&m)}) {
-			failure := jsonrpc.MissingCapability(l.serverName, mcp.Shortened(wants.Method))
-			failure.Message = "the MCP server asks for " + mcp.Shortened(wants.Method) +
-				", which needs a client that accepts text/event-stream"
-			return nil, failure
-		}
-		answers[key] = answer
-	}
-	responses := map[string]json.RawMessage{}
-	ticker := time.NewTicker(streamable.KeepAlive)
-	defer ticker.Stop()
-	for key, answer := range answers {
-		for responses[key] == nil {
-			select {
-			case m := <-answer:
-				if m.Has(jsonrpc.Error) {
-					return nil, inputRefused(l.serverName, m)
-				}
-				responses[key] = m.Literal(jsonrpc.Result)
-			case <-ticker.C:
-				c.out.KeepAlive()
-			case <-ctx.Done():
-				return nil, jsonrpc.Timeout(l.serverName)
-			}
-		}
-	}
-	return responses, nil
-}
-
-// inputRefused returns the failure for a client that answered a server request with an error.
-func inputRefused(server string, m *jsonrpc.Message) *jsonrpc.Failure {
-	failure := jsonrpc.ServerError(server, m)
-	failure.Data.Symbol = "input_refused"
-	return failure
-}
-
-// askInStream sends a request of the gateway to a legacy client and returns the response.
-func (c *call) askInStream(question string, elicitation any) (answer json.RawMessage, _ *jsonrpc.Failure) {
-	requests := map[string]mcp.InputRequest{question: mcp.Elicit(elicitation)}
-	answers, failure := c.askClient(&mcp.InputResult{Requests: requests})
-	return answers[question], failure
 }

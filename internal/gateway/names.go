@@ -216,20 +216,20 @@ type foundName struct {
 
 // A nameReader parses messages and finds the names in them.
 type nameReader struct {
-	names []foundName // of the last message
+	found []foundName // in the last message
 }
 
 // parse reads a message for a [streamable.Reader]. If a message repeats a member, no names are
 // found: parsers could disagree about their values.
 func (n *nameReader) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
-	n.names = n.names[:0]
+	n.found = n.found[:0]
 	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String {
-			n.names = append(n.names, foundName{path, v})
+			n.found = append(n.found, foundName{path, v})
 		}
 	})
 	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
-		n.names = n.names[:0]
+		n.found = n.found[:0]
 	}
 	return failure
 }
@@ -498,7 +498,7 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 	case c.Message.Kind(f) != jsonspan.String:
 		return nil, mcp.Target{}, nil, invalidParams("uri: missing or not a string")
 	case s == nil:
-		return nil, mcp.Target{}, nil, c.unknownResource("uri: unknown resource")
+		return nil, mcp.Target{}, nil, unknownResource(c.Message.Text(jsonrpc.URI), "uri: unknown resource")
 	}
 	c.alias = uriAlias{uri, shown}
 	target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
@@ -509,8 +509,8 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 }
 
 // unknownResource returns the error for an unknown resource.
-func (c *call) unknownResource(message string) *jsonrpc.Failure {
+func unknownResource(uri, message string) *jsonrpc.Failure {
 	failure := invalidParams(message)
-	failure.Data.URI = mcp.Shortened(c.Message.Text(jsonrpc.URI))
+	failure.Data.URI = mcp.Shortened(uri)
 	return failure
 }

@@ -21,11 +21,11 @@ import (
 
 // A relay forwards a call to a server of the same era, or a legacy call to a modern server.
 type relay struct {
-	*call
+	call      *call
 	session   string
 	retryable bool // may be repeated in a new session
 	reader    streamable.Reader
-	nameReader
+	names     nameReader
 
 	responded      bool
 	position       streamable.Position // in the stream of the server
@@ -36,19 +36,19 @@ type relay struct {
 // run forwards a message and passes on the response. The caller answers with the failure that it
 // returns.
 func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
-	failure := rl.send(m)
+	failure := rl.attempt(m)
 	if rl.missingHeaders {
 		// The tool list names the required headers, so it must have changed.
-		rl.link.forgetLists(rl.g, mcp.Tools)
+		rl.call.link.forgetLists(rl.call.g, mcp.Tools)
 		rl.retryable, rl.missingHeaders = false, false
-		failure = rl.send(m)
+		failure = rl.attempt(m)
 	}
 	return failure
 }
 
-// send sends a message to the server and passes on the response.
-func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
-	c, l := rl.call, rl.link
+// attempt sends a message to the server and passes on the response.
+func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
+	c, l := rl.call, rl.call.link
 	numbered, failure := rl.withUniqueID(m)
 	if failure != nil {
 		return failure
@@ -69,7 +69,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 		c.setParams(r.Header, m)
 	}
 	rl.reader = streamable.Reader{
-		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse,
+		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Parse: rl.names.parse,
 	}
 	if era == mcp.Legacy {
 		rl.reader.Position = &rl.position
@@ -94,14 +94,14 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 // withUniqueID returns the message with an id that is unique for each attempt. The first attempt
 // uses the client's id.
 func (rl *relay) withUniqueID(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
-	if !rl.attempted {
-		rl.attempted = true
+	if !rl.call.attempted {
+		rl.call.attempted = true
 		return *m, nil
 	}
-	id := rl.link.nextID()
-	rl.active.id.Store(&id)
-	if rl.active.Canceled.Load() {
-		rl.active.Cancel(nil) // the cancellation named the id of an earlier attempt
+	id := rl.call.link.nextID()
+	rl.call.active.id.Store(&id)
+	if rl.call.active.Canceled.Load() {
+		rl.call.active.Cancel(nil) // the cancellation named the id of an earlier attempt
 	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
@@ -112,8 +112,8 @@ func (rl *relay) eventID(id string) string {
 	if id == "" {
 		return ""
 	}
-	kind := callStream + ":" + base64.RawURLEncoding.EncodeToString(rl.Message.Literal(jsonrpc.ID))
-	return rl.link.translator(rl.g).eventID(kind, id)
+	kind := callStream + ":" + base64.RawURLEncoding.EncodeToString(rl.call.Message.Literal(jsonrpc.ID))
+	return rl.call.link.translator(rl.call.g).eventID(kind, id)
 }
 
 // sessionForgotten reports whether the server no longer knows the session and the call can be
@@ -122,7 +122,7 @@ func (rl *relay) sessionForgotten() bool { return rl.retryable && rl.reader.Sess
 
 // onMessage passes on a message of the server.
 func (rl *relay) onMessage(e *streamable.Event) error {
-	c, l, m := rl.call, rl.link, e.Message
+	c, l, m := rl.call, rl.call.link, e.Message
 	out := streamable.Event{ID: rl.eventID(e.ID), Retry: e.Retry}
 	switch {
 	case len(e.Data) == 0:
@@ -143,7 +143,7 @@ func (rl *relay) onMessage(e *streamable.Event) error {
 
 // onResponse passes on the response.
 func (rl *relay) onResponse(e *streamable.Event, out *streamable.Event) {
-	c, m, id := rl.call, e.Message, rl.Message.Literal(jsonrpc.ID)
+	c, m, id := rl.call, e.Message, rl.call.Message.Literal(jsonrpc.ID)
 	if !rl.reader.IsResponseTo(m, rl.reader.RequestID) || rl.responded {
 		return // to another request
 	}
@@ -153,7 +153,7 @@ func (rl *relay) onResponse(e *streamable.Event, out *streamable.Event) {
 	if rl.missingHeaders = rl.retryable && c.needsParams() && m.IsHeaderMismatch(); rl.missingHeaders {
 		return
 	}
-	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.names)...)...)
+	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.names.found)...)...)
 	rl.reader.NoteResponse(m)
 	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -196,21 +196,21 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 // onServerRequest sends a server request to the client, in the response to the call (A23). If the
 // client does not support it, the server gets an error at once (A25).
 func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
-	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
+	l, method := rl.call.link, mcp.Shortened(m.Text(jsonrpc.Method))
 	if !l.client.introduction.supports(method) {
-		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not support "+method)
+		l.unsolicited(rl.call.scope()).refuse(&rl.call.sideRequests, m, "the client does not support "+method)
 		return
 	}
-	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
-	out.Data = l.translator(rl.g).message(m)
+	id := l.translator(rl.call.g).id(m.Literal(jsonrpc.ID))
+	out.Data = l.translator(rl.call.g).message(m)
 	l.client.serverRequests.note(id, &rl.reader)
-	switch sent := rl.out.Event(out); {
+	switch sent := rl.call.out.Event(out); {
 	case sent:
-	case rl.out.Err() != nil:
-		rl.active.Cancel(nil) // the client disconnected and may resume the stream
+	case rl.call.out.Err() != nil:
+		rl.call.active.Cancel(nil) // the client disconnected and may resume the stream
 	default:
 		l.client.serverRequests.settle(id)
-		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not accept event streams")
+		l.unsolicited(rl.call.scope()).refuse(&rl.call.sideRequests, m, "the client does not accept event streams")
 	}
 }
 
@@ -360,7 +360,7 @@ func (c *resumedCall) onMessage(e *streamable.Event) error {
 		}
 	case m.IsResponse():
 		c.reader.NoteResponse(m)
-		edits := append(m.WithID(c.clientID), l.translator(req.g).rename(m.Raw, c.names)...)
+		edits := append(m.WithID(c.clientID), l.translator(req.g).rename(m.Raw, c.found)...)
 		out.Data = jsonspan.Spliced(m.Raw, edits...)
 		req.out.Event(&out)
 		time.AfterFunc(upstream.StreamGrace, c.end) // some servers do not end the stream

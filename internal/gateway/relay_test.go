@@ -648,7 +648,7 @@ func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	if failure != nil {
 		return raw
 	}
-	return jsonspan.Spliced(raw, l.translator(g).rename(raw, read.names)...)
+	return jsonspan.Spliced(raw, l.translator(g).rename(raw, read.found)...)
 }
 
 // largeResult returns a result that names resources before, between and after long texts.
