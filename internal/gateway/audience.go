@@ -62,13 +62,13 @@ type profile struct {
 // opened first.
 func (p *profile) listLink(c *client, s *upstream.Server) *link {
 	own := c.existingLink(s)
-	if own != nil && own.isOpen() {
+	if own != nil && own.session.isOpen() {
 		return own
 	}
 	p.mu.Lock()
 	other := p.listeningLink
 	p.mu.Unlock()
-	if other != nil && other.isOpen() && !other.isUsed() {
+	if other != nil && other.session.isOpen() && !other.session.isUsed() {
 		return other
 	}
 	return c.linkTo(s)
@@ -162,13 +162,13 @@ func (p *profile) forget() {
 // getInfo returns the info of a server. If it is unknown, one client of the audience opens its
 // session and the others wait.
 func (p *profile) getInfo(sc scope, c *client, s *upstream.Server) (*serverInfo, *jsonrpc.Failure) {
-	if l := c.existingLink(s); l != nil && l.isOpen() {
-		return l.serverInfo(), nil
+	if l := c.existingLink(s); l != nil && l.session.isOpen() {
+		return l.session.serverInfo(), nil
 	}
 	if c.isolated.Load() {
 		l := c.linkTo(s)
 		failure := l.open(sc)
-		return l.serverInfo(), failure
+		return l.session.serverInfo(), failure
 	}
 	if known := p.freshInfo(s); known != nil {
 		return known, nil
@@ -189,7 +189,7 @@ func (p *profile) getInfo(sc scope, c *client, s *upstream.Server) (*serverInfo,
 	l := c.linkTo(s)
 	failure := l.open(sc)
 	if failure == nil {
-		return l.serverInfo(), nil
+		return l.session.serverInfo(), nil
 	}
 	if sc.ctx.Err() == nil {
 		p.mu.Lock()

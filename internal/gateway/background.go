@@ -204,17 +204,16 @@ func (l *link) retry(sc scope, s *upstream.Server) {
 	ctx := newBackgroundContext(sc.g.closing, sc.g, sc.ctx)
 	saved := saveRequest(sc.r)
 	sc = scope{ctx: ctx, g: sc.g, r: saved.withContext(ctx)}
-	if !sc.g.runFor(l.client, func() { l.keepRetrying(sc, s) }) {
-		s.EndRetrying()
+	// Until the server is reachable, the client has ended its session, or clients have stopped
+	// asking for the server.
+	reconnect := func() {
+		defer s.EndRetrying()
+		for s.WaitForRetry(sc.ctx) && !l.client.ended.Load() && !l.session.isOpen() {
+			_ = l.connect(sc, true) // notes and logs the failure
+		}
 	}
-}
-
-// keepRetrying reconnects until the server is reachable, the client has ended its session, or
-// clients have stopped asking for the server.
-func (l *link) keepRetrying(sc scope, s *upstream.Server) {
-	defer s.EndRetrying()
-	for s.WaitForRetry(sc.ctx) && !l.client.ended.Load() && !l.isOpen() {
-		_ = l.connect(sc, true) // notes and logs the failure
+	if !sc.g.runFor(l.client, reconnect) {
+		s.EndRetrying()
 	}
 }
 

@@ -266,8 +266,8 @@ func (c *call) send() *jsonrpc.Failure {
 		if failure := l.open(c.scope()); failure != nil {
 			return c.fail(failure)
 		}
-		l.markUsed()
-		switch era, _ := l.state(); {
+		l.session.markUsed()
+		switch era, _ := l.session.state(); {
 		case era == c.era:
 			return c.relay()
 		case era == mcp.Legacy:
@@ -319,7 +319,7 @@ func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	if _, can := l.state(); can&mcp.ListKinds[mcp.Tools].Needs != 0 {
+	if _, can := l.session.state(); can&mcp.ListKinds[mcp.Tools].Needs != 0 {
 		_, _, failure = q.fetch(l)
 	}
 	return failure
@@ -352,6 +352,6 @@ func (g *Gateway) LoginChanged(server, account string, shared bool) {
 		return
 	}
 	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account }, func(l *link) {
-		l.markLost(g, l.sessionID()) // the session may belong to another account
+		l.markLost(g, l.session.current().Session) // the session may belong to another account
 	})
 }

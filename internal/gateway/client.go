@@ -75,7 +75,7 @@ func (c *client) size() int64 {
 // hasUncarriedState reports whether the client has state that its session id does not carry.
 func (c *client) hasUncarriedState() bool {
 	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool {
-		return l.subscriptions.size() > 0 || !l.isCarried()
+		return l.subscriptions.size() > 0 || !l.session.isCarried()
 	})
 }
 
@@ -336,8 +336,9 @@ func (c *client) restore(tickets map[string]linkTicket, servers []*upstream.Serv
 			continue
 		}
 		l := c.linkTo(s)
-		l.ready, l.initialized, l.carried, l.used = true, true, true, true
-		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
+		t.Server = ""
+		l.session.use(t)
+		l.session.noteOpened(nil)
 	}
 	return c
 }

@@ -180,11 +180,7 @@ func (c connectAttempt) noteServer(era mcp.Era, result []byte, session string) *
 		c.g.profile(l.client, l.serverID).setInfo(info)
 	}
 	l.client.inspection.NoteServer(body.Version, result)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.era, l.version, l.session = era, body.Version, session
-	l.info, l.can, l.carried = info, info.can, false
-	l.initialized, l.unsynced = era == mcp.Modern, false
+	l.session.begin(linkTicket{Era: era, Version: body.Version, Session: session, Can: info.can}, info)
 	return nil
 }
 
@@ -225,7 +221,7 @@ func (c connectAttempt) initializeAs(version, session string) (
 	reader *streamable.Reader, result []byte, failure *jsonrpc.Failure,
 ) {
 	r := c.newRequest(c.link)
-	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
+	body := jsonrpc.RequestAs(c.link.ids.next(), "initialize", c.link.client.initializeParams(version))
 	streamable.Session{Era: mcp.Legacy, ID: session}.SetHeaders(r.Header)
 	reader, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 	return reader, result, failure
@@ -242,7 +238,7 @@ func (c connectAttempt) discover() (result []byte, failure *jsonrpc.Failure) {
 	}
 	for mayRetry := true; ; mayRetry = false {
 		r := c.newRequest(c.link)
-		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.introduction.meta("")))
+		body := jsonrpc.RequestAs(c.link.ids.next(), "server/discover", mcp.WithMeta(nil, c.link.client.introduction.meta("")))
 		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.SetHeaders(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 		if failure == nil || !mayRetry || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
@@ -274,17 +270,17 @@ const maxServerInfo = 64 << 10
 // sendInitialized sends notifications/initialized to the server, once and before any other message
 // (A3).
 func (l *link) sendInitialized(sc scope) {
-	if l.isInitialized() {
+	if l.session.isInitialized() {
 		return
 	}
-	if !l.beginOpening(sc.ctx) {
+	if !l.session.beginOpening(sc.ctx) {
 		return
 	}
-	defer l.endOpening()
-	if l.isInitialized() {
+	defer l.session.endOpening()
+	if l.session.isInitialized() {
 		return
 	}
-	if l.takeUnsynced() {
+	if l.session.takeUnsynced() {
 		l.restoreSession(sc)
 		return
 	}
@@ -292,14 +288,8 @@ func (l *link) sendInitialized(sc scope) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), sc.g.config.JoinTimeout)
 	defer cancel()
 	sc = sc.withContext(ctx)
-	const tries = 3
 	failure := l.send(sc, jsonrpc.Notification("notifications/initialized", nil))
-	l.mu.Lock()
-	l.attempts++
-	l.initialized = failure == nil || l.attempts == tries ||
-		failure.Data.StatusCode != 0 && !isTemporary(failure.Data.StatusCode)
-	initialized := l.initialized
-	l.mu.Unlock()
+	initialized := l.session.noteInitialized(failure)
 	if failure != nil {
 		sc.g.config.Logger.Warn("notifications/initialized not delivered",
 			zap.String("mcp_server", l.serverName), zap.Error(failure))
@@ -308,24 +298,6 @@ func (l *link) sendInitialized(sc scope) {
 		l.restoreSession(sc)
 		l.listenInStreams(sc)
 	}
-}
-
-// isInitialized reports whether the server has got notifications/initialized and all that the
-// client asked for, or is not connected.
-func (l *link) isInitialized() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.initialized && !l.unsynced || !l.ready
-}
-
-// takeUnsynced reports whether an initialized server misses requests that the client made at other
-// replicas. It resets that state: the caller sends them now.
-func (l *link) takeUnsynced() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	unsynced := l.unsynced
-	l.unsynced = false
-	return unsynced && l.initialized
 }
 
 // isTemporary reports whether a request with this response status is worth repeating.
@@ -340,7 +312,7 @@ func isTemporary(status int) bool {
 // restoreSession repeats the log level and the subscriptions of the client to a legacy server,
 // after a session was lost or changed at another replica.
 func (l *link) restoreSession(sc scope) {
-	_, can := l.state()
+	_, can := l.session.state()
 	if level := l.client.logLevel(); level != "" && can&mcp.HasLogging != 0 {
 		l.repeat(sc, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
@@ -351,9 +323,9 @@ func (l *link) restoreSession(sc scope) {
 
 // repeat sends a request on behalf of the client and ignores its result.
 func (l *link) repeat(sc scope, method string, params []byte) {
-	r, _, _ := l.newRequest(sc)
+	r, _ := l.newRequest(sc)
 	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
-	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
+	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), method, params), ignore); failure != nil {
 		sc.g.config.Logger.Warn("log level or subscription of client not sent to MCP server",
 			zap.String("mcp_server", l.serverName), zap.String("mcp_method", method), zap.Error(failure))
 	}

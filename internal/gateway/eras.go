@@ -231,13 +231,13 @@ func withNewID(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure
 func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	l, ctx := held.link, held.ctx
 	if level != "" {
-		if _, can := l.state(); can&mcp.HasLogging != 0 {
+		if _, can := l.session.state(); can&mcp.HasLogging != 0 {
 			_, _ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
 	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names nameReader
-		reader := &streamable.Reader{RequestID: l.nextID(), Position: new(streamable.Position), Parse: names.parse}
+		reader := &streamable.Reader{RequestID: l.ids.next(), Position: new(streamable.Position), Parse: names.parse}
 		numbered, failure := withNewID(m, reader.RequestID)
 		if failure != nil {
 			return reader, "", failure
@@ -246,7 +246,8 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		defer l.heldCalls.begin(held, held.scope)()
 		l.heldCalls.waitStarted(ctx)
 		r := held.g.linkServer(l).Routes.Derive(ctx, held.r, true)
-		session, _ := l.setSessionHeaders(r)
+		session := l.session.current()
+		session.setHeaders(r.Header)
 		httpbody.Post(r, numbered.Raw)
 		answered := false
 		reader.OnMessage = func(e *streamable.Event) error {
@@ -302,7 +303,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		case failure == nil:
 			failure = reader.Failure(l.serverName)
 		}
-		return reader, session, failure
+		return reader, session.Session, failure
 	})
 }
 
@@ -355,11 +356,11 @@ func (held *heldCall) receive(ctx context.Context, sc scope, sideRequests *upstr
 					return msg, true
 				}
 			default:
-				held.link.unsolicited(sc).note(m)
+				unsolicited{sc, held.link}.note(m)
 				if m.Is(jsonrpc.Method, "notifications/progress") || m.Is(jsonrpc.Method, "notifications/message") {
 					return msg, true
 				}
-				held.link.unsolicited(sc).broadcast(m) // for streams of the client
+				unsolicited{sc, held.link}.broadcast(m) // for streams of the client
 			}
 		case <-held.done:
 			if msg.failure = held.failure; msg.failure == nil {
@@ -516,7 +517,7 @@ func (held *heldCall) askClient(sc scope, sideRequests *upstream.SideRequests, m
 	method := m.Text(jsonrpc.Method)
 	refuse := func(why string) *heldQuestion {
 		held.reader.Load().ServerRequestClosed()
-		held.link.unsolicited(sc).refuse(sideRequests, m, why)
+		unsolicited{sc, held.link}.refuse(sideRequests, m, why)
 		return nil
 	}
 	if !mcp.IsServerRequest(method) || !held.client.introduction.supports(method) {

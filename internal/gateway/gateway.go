@@ -351,7 +351,7 @@ func (g *Gateway) Links() map[string]int {
 	open := map[string]int{}
 	for _, c := range g.clients() {
 		for _, l := range c.allLinks() {
-			if s := g.linkServer(l); s != nil && l.isOpen() {
+			if s := g.linkServer(l); s != nil && l.session.isOpen() {
 				open[s.Name]++
 			}
 		}

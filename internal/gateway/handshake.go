@@ -57,7 +57,7 @@ func (h handshake) initialize() *jsonrpc.Failure {
 	links := map[string]linkTicket{}
 	for _, s := range servers {
 		if l := h.client.existingLink(s); l != nil {
-			if ticket, ok := l.carry(); ok {
+			if ticket, ok := l.session.carry(); ok {
 				ticket.Server = s.ShortID()
 				links[s.Name] = ticket
 			}
@@ -211,8 +211,8 @@ func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
 	req.client.level = level
 	req.client.mu.Unlock()
 	req.forEachOpenLink(func(_ *upstream.Server, l *link) { // other servers get the level when their sessions begin
-		if era, can := l.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
-			l.markUsed()
+		if era, can := l.session.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
+			l.session.markUsed()
 			_, _ = l.request(req.scope(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})

@@ -2,12 +2,9 @@ package gateway
 
 import (
 	"context"
-	"crypto/rand"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 
 	"go.uber.org/zap"
 
@@ -24,30 +21,14 @@ type link struct {
 	client     *client
 	serverName string
 	serverID   string
-	prefix     string // prefix of the ids of requests of the gateway
+	ids        requestIDs
 
+	session       serverSession
+	lists         linkLists
 	subscriptions subscriptions
 	heldCalls     heldCalls
 
-	mu          sync.Mutex
-	opening     chan struct{} // closed when the running attempt to connect ends; nil if none runs
-	ready       bool
-	failed      bool // the last attempt to connect failed
-	initialized bool // the server has got notifications/initialized
-	unsynced    bool // the server misses requests that the client made at another replica
-	attempts    int  // attempts to send notifications/initialized
-	era         mcp.Era
-	version     string
-	session     string
-	lostSession string // session that the server no longer knows; another replica may have begun a new one
-	can         mcp.Abilities
-	info        *serverInfo // nil if another process began the session
-	carried     bool        // the client's session id carries the session
-	used        bool        // the client has sent requests in the session
-	lists       *catalog.Cache
-	listeners   [mcp.ListKindCount]int // streams that bring list-changed notifications, by kind
-	lastID      uint64
-	endRequest  *http.Request // template of the request that ends the session if the client never does
+	endRequest *http.Request // template of the request that ends the session if the client never does
 }
 
 // A scope is what it takes to send requests to a server for a client.
@@ -70,19 +51,14 @@ func (sc scope) newRequest(l *link) *http.Request {
 }
 
 func newLink(c *client, s *upstream.Server) *link {
-	l := &link{client: c, serverName: s.Name, serverID: s.ID, prefix: strings.Clone(rand.Text()[:8])}
+	l := &link{client: c, serverName: s.Name, serverID: s.ID, ids: newRequestIDs()}
 	l.heldCalls.link = l
 	return l
 }
 
 // size returns the approximate memory use of a link.
 func (l *link) size() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	size := 1<<9 + len(l.session) + l.subscriptions.size()
-	if l.lists != nil {
-		size += 1 << 10
-	}
+	size := 1<<9 + len(l.session.current().Session) + l.lists.size() + l.subscriptions.size()
 	if l.endRequest != nil {
 		for name, values := range l.endRequest.Header {
 			size += fieldSize(name, values)
@@ -91,79 +67,13 @@ func (l *link) size() int {
 	return size
 }
 
-// carry returns the ticket of an open link and notes that the client's session id carries it.
-func (l *link) carry() (t linkTicket, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.carried = l.ready
-	return linkTicket{"", l.era, l.version, l.session, l.can}, l.ready
-}
-
-// ticket returns what another process needs to continue the session.
-func (l *link) ticket() linkTicket {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return linkTicket{"", l.era, l.version, l.session, l.can}
-}
-
-// lastLost returns the session that the server no longer knows, "" if there is none.
-func (l *link) lastLost() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.lostSession
-}
-
-// sessionID returns the id of the session with the server, "" if there is none.
-func (l *link) sessionID() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.session
-}
-
-// state returns the era and the abilities of the server.
-func (l *link) state() (era mcp.Era, can mcp.Abilities) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.era, l.can
-}
-
-// serverInfo returns the server's description of itself.
-func (l *link) serverInfo() *serverInfo {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.info == nil {
-		return &serverInfo{can: l.can, hasSession: l.session != ""}
-	}
-	return l.info
-}
-
-// markUsed notes that the client sends requests in the session. From then on, the server may show
-// it other lists than other clients.
-func (l *link) markUsed() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.used = true
-}
-
-// isUsed reports whether the client has sent requests in the session.
-func (l *link) isUsed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.used
-}
-
 // ownLists returns the lists that are cached for this client only, nil if it shares the lists of
 // its audience.
 func (l *link) ownLists() *catalog.Cache {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.client.isolated.Load() && (!l.used || l.session == "") {
+	if !l.client.isolated.Load() && (!l.session.isUsed() || l.session.current().Session == "") {
 		return nil
 	}
-	if l.lists == nil {
-		l.lists = catalog.NewCache(l.listeners)
-	}
-	return l.lists
+	return l.lists.get()
 }
 
 // listsChanged handles a list-changed notification. It invalidates cached lists and notifies
@@ -175,9 +85,9 @@ func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 		g.shared.Retained.ToolsChanged(s)
 	}
 	if own := l.ownLists(); own != nil {
-		own.Changed(notice, l.prefix)
+		own.Changed(notice, l.ids.prefix)
 	}
-	if !g.profile(l.client, l.serverID).lists.Changed(notice, l.prefix) {
+	if !g.profile(l.client, l.serverID).lists.Changed(notice, l.ids.prefix) {
 		return
 	}
 	copied := *m
@@ -203,45 +113,24 @@ func (l *link) countListener(g *Gateway, lists []mcp.ListKind) (end func()) {
 			p.lists.Listen(lists, n)
 			p.noteListening(l, n > 0)
 		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for _, k := range lists {
-			l.listeners[k] += n
-		}
-		if l.lists != nil {
-			l.lists.Listen(lists, n)
-		}
+		l.lists.listen(lists, n)
 	}
 	count(1)
 	return func() { count(-1) }
-}
-
-// hasListener reports whether a stream of the server is being read.
-func (l *link) hasListener() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.listeners[mcp.Tools] > 0
-}
-
-// isCarried reports whether the client's session id is enough to continue the session.
-func (l *link) isCarried() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.carried || l.session == ""
 }
 
 // open connects to the server, unless the link is open. If the server is known to be unreachable,
 // it fails at once and retries in the background. Calls of child processes connect in any case: the
 // process may be starting.
 func (l *link) open(sc scope) *jsonrpc.Failure {
-	if l.isOpen() {
+	if l.session.isOpen() {
 		return nil
 	}
 	s := sc.g.linkServer(l)
 	force := l.client.inspection.Timeout() > 0 || s != nil && s.ChildrenOnly && sc.isCall
 	if s != nil && !force {
 		if failure := s.Unavailable(); failure != nil { // before waiting for a running attempt
-			l.noteOpened(failure)
+			l.session.noteOpened(failure)
 			if l.client.inspection == nil {
 				l.retry(sc, s)
 			}
@@ -254,13 +143,13 @@ func (l *link) open(sc scope) *jsonrpc.Failure {
 // connect connects to the server. With force, it does so even if the server is known to be
 // unreachable.
 func (l *link) connect(sc scope, force bool) *jsonrpc.Failure {
-	if !l.beginOpening(sc.ctx) {
+	if !l.session.beginOpening(sc.ctx) {
 		return jsonrpc.Timeout(l.serverName)
 	}
-	defer l.endOpening()
+	defer l.session.endOpening()
 	s := sc.g.linkServer(l)
 	switch {
-	case l.isOpen():
+	case l.session.isOpen():
 		return nil
 	case l.client.ended.Load():
 		return jsonrpc.UnknownSession()
@@ -277,95 +166,26 @@ func (l *link) connect(sc scope, force bool) *jsonrpc.Failure {
 			attempt.shareSession()
 		}
 	}
-	l.noteOpened(failure)
+	l.session.noteOpened(failure)
 	if failure != nil && s.IsUnavailable() && l.client.inspection == nil {
 		l.retry(sc, s)
 	}
 	if failure == nil && l.client.ended.Load() { // the client ended its session in the meantime
-		l.endDetached(sc)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), sc.g.config.JoinTimeout)
+		defer cancel()
+		l.end(sc.withContext(ctx)) // even if the client has disconnected
 		return jsonrpc.UnknownSession()
 	}
 	return failure
 }
 
-// noteOpened notes the result of an attempt to connect.
-func (l *link) noteOpened(failure *jsonrpc.Failure) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ready, l.failed = failure == nil, failure != nil
-}
-
-// endDetached ends the session even if the client has disconnected.
-func (l *link) endDetached(sc scope) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), sc.g.config.JoinTimeout)
-	defer cancel()
-	l.end(sc.withContext(ctx))
-}
-
-// beginOpening waits until no other attempt to connect runs. If it reports true, the caller must
-// call endOpening.
-func (l *link) beginOpening(ctx context.Context) bool {
-	for {
-		l.mu.Lock()
-		another := l.opening
-		if another == nil {
-			l.opening = make(chan struct{})
-		}
-		l.mu.Unlock()
-		if another == nil {
-			return true
-		}
-		select {
-		case <-another:
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
-func (l *link) endOpening() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	close(l.opening)
-	l.opening = nil
-}
-
-func (l *link) isOpen() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ready
-}
-
-// hasFailed reports whether the last attempt to connect failed.
-func (l *link) hasFailed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.failed
-}
-
 // markLost notes that the server no longer knows a session.
 func (l *link) markLost(g *Gateway, session string) {
-	l.mu.Lock()
-	if !l.ready || l.session != session {
-		l.mu.Unlock()
+	if !l.session.lose(session, g.replicaSync != nil) {
 		return
 	}
-	l.ready, l.initialized, l.attempts, l.session = false, false, 0, ""
-	l.lists = nil
-	if g.replicaSync != nil {
-		l.lostSession = session
-	}
-	l.mu.Unlock()
+	l.lists.drop()
 	g.profile(l.client, l.serverID).forget()
-}
-
-// nextID returns a new id for a request of the gateway. It differs from the ids of clients, and of
-// other processes that use the same session.
-func (l *link) nextID() []byte {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lastID++
-	return append(strconv.AppendUint([]byte(`"gateway:`+l.prefix+":"), l.lastID, 10), '"')
 }
 
 // A responseHandler handles the response to a request of the gateway.
@@ -408,7 +228,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		if !reader.IsResponseTo(m, request.Literal(jsonrpc.ID)) {
-			l.unsolicited(scope{ctx: r.Context(), g: g, r: r}).handle(e, &sideRequests)
+			unsolicited{scope{ctx: r.Context(), g: g, r: r}, l}.handle(e, &sideRequests)
 			return nil
 		}
 		if answered {
@@ -453,13 +273,13 @@ func (l *link) request(sc scope, method string, params []byte) (result []byte, f
 // session, it tries again in a new one.
 func (l *link) sendRequest(sc scope, method string, params []byte, to responseHandler) *jsonrpc.Failure {
 	return l.inSession(sc, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		r, session, era := l.newRequest(sc)
+		r, session := l.newRequest(sc)
 		sent := params
-		if era == mcp.Modern {
+		if session.Era == mcp.Modern {
 			sent = mcp.WithMeta(params, l.client.introduction.meta(l.client.logLevel()))
 		}
-		reader, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, sent), to)
-		return reader, session, failure
+		reader, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), method, sent), to)
+		return reader, session.Session, failure
 	})
 }
 
@@ -482,19 +302,10 @@ func (l *link) inSession(
 }
 
 // newRequest returns a request in the current session.
-func (l *link) newRequest(sc scope) (r *http.Request, session string, era mcp.Era) {
-	r = sc.newRequest(l)
-	session, era = l.setSessionHeaders(r)
-	return r, session, era
-}
-
-// setSessionHeaders sets the headers of the current session.
-func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) {
-	l.mu.Lock()
-	era, version, session := l.era, l.version, l.session
-	l.mu.Unlock()
-	streamable.Session{Era: era, Version: version, ID: session}.SetHeaders(r.Header)
-	return session, era
+func (l *link) newRequest(sc scope) (*http.Request, linkTicket) {
+	r, session := sc.newRequest(l), l.session.current()
+	session.setHeaders(r.Header)
+	return r, session
 }
 
 // send sends a notification or a response to the server.
@@ -502,7 +313,7 @@ func (l *link) send(sc scope, body []byte) *jsonrpc.Failure {
 	if sc.g.linkServer(l) == nil {
 		return jsonrpc.UnknownServer(l.serverName)
 	}
-	r, _, _ := l.newRequest(sc)
+	r, _ := l.newRequest(sc)
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil {
 		return failure
@@ -511,7 +322,7 @@ func (l *link) send(sc scope, body []byte) *jsonrpc.Failure {
 	reader := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
 		// Do not answer requests that the server sends here: two such peers could loop forever.
 		if e.Message.IsNotification() {
-			l.unsolicited(scope{ctx: r.Context(), g: sc.g, r: r}).handle(e, nil)
+			unsolicited{scope{ctx: r.Context(), g: sc.g, r: r}, l}.handle(e, nil)
 		}
 		return nil
 	}}
@@ -531,15 +342,12 @@ func (l *link) send(sc scope, body []byte) *jsonrpc.Failure {
 
 // end ends the session with the server.
 func (l *link) end(sc scope) {
-	l.mu.Lock()
-	session, version := l.session, l.version
-	l.ready, l.session = false, ""
-	l.mu.Unlock()
-	if session == "" || sc.g.linkServer(l) == nil {
+	session := l.session.end()
+	if session.Session == "" || sc.g.linkServer(l) == nil {
 		return
 	}
 	r := sc.newRequest(l)
-	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.SetHeaders(r.Header)
+	session.setHeaders(r.Header)
 	httpbody.EmptyAs(r, http.MethodDelete)
 	reader := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
 	_ = sc.g.exchange(l, reader, nil).Send(r) // servers need not support DELETE
@@ -560,8 +368,6 @@ type unsolicited struct {
 	scope
 	link *link
 }
-
-func (l *link) unsolicited(sc scope) unsolicited { return unsolicited{sc, l} }
 
 // handle handles a message in the response to a request of the gateway. The client gets it if it
 // has a stream.

@@ -495,7 +495,7 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 		}
 		return nil, catalog.Freshness{}, failure
 	}
-	era, can := l.state()
+	era, can := l.session.state()
 	cached := catalog.Cached{Fresh: fresh, View: view, Changes: changes, At: time.Now()}
 	cached.Watched = era == mcp.Legacy || can&mcp.ListKinds[q.kind].Changes != 0
 	cached.Key, list = q.g.shelf.Put(q.server.ID, list)
@@ -506,7 +506,7 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 // report logs why the server did not return the list. Failures to connect have been logged already.
 func (q *listQuery) report(l *link, failure *jsonrpc.Failure) {
 	switch {
-	case !l.isOpen() || failure.IsLoginRequired():
+	case !l.session.isOpen() || failure.IsLoginRequired():
 	case failure.Data.Symbol == "server_error":
 		q.g.config.Logger.Warn("list of MCP server left out", zap.String("mcp_server", q.server.Name),
 			zap.String("mcp_method", mcp.ListKinds[q.kind].Method), zap.String("reason", mcp.OneLine(failure.Message)))
@@ -533,7 +533,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	if failure := l.open(q.scope); failure != nil {
 		return nil, catalog.Freshness{}, failure
 	}
-	era, can := l.state()
+	era, can := l.session.state()
 	caller := q.g.callerOf(q.client)
 	done := !upstream.FiltersWhileReading(&caller)
 	if q.explain != nil {
@@ -549,7 +549,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		failure := l.requestPage(q.scope, b, params)
+		failure := b.requestPage(q.scope, l, params)
 		if failure != nil {
 			return nil, catalog.Freshness{}, failure
 		}
@@ -575,8 +575,8 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	return nil, catalog.Freshness{}, jsonrpc.InvalidResponse(l.serverName)
 }
 
-// requestPage requests one page and adds it to b.
-func (l *link) requestPage(sc scope, b *builder, params []byte) *jsonrpc.Failure {
+// requestPage requests one page and adds it.
+func (b *builder) requestPage(sc scope, l *link, params []byte) *jsonrpc.Failure {
 	var page mcp.List
 	answer := responseHandler{
 		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {

@@ -144,7 +144,7 @@ func (g *Gateway) ChildListChanged(server, notice string, unread []string) {
 	concerned := setOf(unread)
 	var links []*link
 	for _, c := range g.clients() {
-		if l := c.existingLink(s); l != nil && concerned[l.sessionID()] {
+		if l := c.existingLink(s); l != nil && concerned[l.session.current().Session] {
 			links = append(links, l)
 		}
 	}

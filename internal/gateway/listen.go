@@ -74,7 +74,7 @@ func (s *stream) listen(ctx context.Context, li *listener, onStarted func()) {
 // listenOnce reads a stream of a server until it ends. It reports whether to open it again.
 func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, onStarted func()) (again bool) {
 	l := s.req.client.linkTo(server)
-	hadFailed := l.hasFailed()
+	hadFailed := l.session.hasFailed()
 	if failure := l.open(sc); failure != nil {
 		return true
 	}
@@ -82,7 +82,7 @@ func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, onS
 		s.announceToAll(l, l.kinds()...) // clients have not seen its lists yet
 	}
 	l.sendInitialized(sc)
-	era, can := l.state()
+	era, can := l.session.state()
 	if li.elected {
 		li.elected, onStarted = false, s.compareListsAfter(sc, server, onStarted)
 	}
@@ -106,14 +106,14 @@ func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, onS
 
 // ensureSubscribed subscribes to the resources of the stream, once per session.
 func (s *stream) ensureSubscribed(sc scope, l *link, li *listener) {
-	if session := l.sessionID(); li.unsubscribe == nil || li.session != session {
+	if session := l.session.current().Session; li.unsubscribe == nil || li.session != session {
 		li.session, li.unsubscribe = session, s.subscribe(sc, l)
 	}
 }
 
 // kinds returns the kinds of lists that the server has.
 func (l *link) kinds() (has []mcp.ListKind) {
-	_, can := l.state()
+	_, can := l.session.state()
 	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Prompts, mcp.Resources} {
 		if can&mcp.ListKinds[k].Needs != 0 {
 			has = append(has, k)
@@ -125,10 +125,10 @@ func (l *link) kinds() (has []mcp.ListKind) {
 // listenGET reads the GET stream of a legacy server. It notes the last event id for resuming.
 func (s *stream) listenGET(sc scope, l *link, li *listener, onStarted func()) (again bool) {
 	req := &s.req
-	r, session, _ := l.newRequest(sc)
+	r, session := l.newRequest(sc)
 	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	resuming := li.position.ID != "" && (li.lastSession == "" || li.lastSession == session)
+	resuming := li.position.ID != "" && (li.lastSession == "" || li.lastSession == session.Session)
 	if resuming {
 		r.Header.Set("Last-Event-Id", li.position.ID)
 	}
@@ -144,13 +144,13 @@ func (s *stream) listenGET(sc scope, l *link, li *listener, onStarted func()) (a
 	}
 	reader.OnMessage = func(e *streamable.Event) error {
 		if e.ID != "" {
-			li.lastSession = session
+			li.lastSession = session.Session
 		}
 		m := e.Message
 		if len(e.Data) == 0 || m.IsResponse() { // calls have their own streams
 			return nil
 		}
-		u := l.unsolicited(sc)
+		u := unsolicited{sc, l}
 		u.note(m)
 		delivered := s.deliverMessage(u, m, l.translator(sc.g).eventID(listenStream, e.ID))
 		if !delivered && m.IsRequest() && !l.heldCalls.offer(m) {
@@ -171,11 +171,11 @@ func (s *stream) listenGET(sc scope, l *link, li *listener, onStarted func()) (a
 	case resuming && reader.Status()/100 == 4:
 		li.position.ID = "" // the event may be too old
 		return s.listenGET(sc, l, li, onStarted)
-	case session != "" && (reader.Status() == http.StatusNotFound || reader.Status() == http.StatusBadRequest):
+	case session.Session != "" && (reader.Status() == http.StatusNotFound || reader.Status() == http.StatusBadRequest):
 		// The server has lost the session or the event, or has no such stream. The ping detects a
 		// lost session.
 		_, _ = l.request(sc, "ping", nil)
-		return li.hasOpened || l.sessionID() != session
+		return li.hasOpened || l.session.current().Session != session.Session
 	case li.hasOpened:
 		return true
 	}
@@ -198,7 +198,7 @@ func (s *stream) deliverMessage(u unsolicited, m *jsonrpc.Message, id string) bo
 
 // subscribe subscribes to the resources of the stream at a legacy server. undo unsubscribes.
 func (s *stream) subscribe(sc scope, l *link) (undo func()) {
-	_, can := l.state()
+	_, can := l.session.state()
 	subset := s.wants.forServer(l.serverName, can)
 	var subscribed []string
 	for _, uri := range subset.URIs {
@@ -243,8 +243,8 @@ func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener
 	}
 	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(subset), []byte("}"))
 	params = mcp.WithMeta(params, l.client.introduction.meta(""))
-	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
-	r, _, _ := l.newRequest(sc)
+	body := jsonrpc.RequestAs(l.ids.next(), mcp.MethodListen, params)
+	r, _ := l.newRequest(sc)
 	var m jsonrpc.Message
 	if m.Read(body) != nil {
 		return false
@@ -266,7 +266,7 @@ func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener
 				onStarted()
 			}
 		default:
-			l.unsolicited(sc).note(m)
+			unsolicited{sc, l}.note(m)
 			s.deliver(sc.g, l, m, "")
 		}
 		return nil
@@ -452,10 +452,10 @@ func (s *stream) needsListener(server *upstream.Server) bool {
 		return len(s.wants.serverURIs[server.Name])+len(s.wants.serverTasks[server.Name]) > 0
 	}
 	l := s.req.client.existingLink(server)
-	if l == nil || !l.isOpen() {
+	if l == nil || !l.session.isOpen() {
 		return false
 	}
-	era, _ := l.state()
+	era, _ := l.session.state()
 	return era == mcp.Legacy
 }
 
@@ -470,7 +470,7 @@ func (s *stream) wantsChanges(info *serverInfo) bool {
 
 // listenToSubscribed starts listeners for the client's subscriptions at a modern server.
 func (s *stream) listenToSubscribed(l *link) {
-	if era, _ := l.state(); era != mcp.Modern {
+	if era, _ := l.session.state(); era != mcp.Modern {
 		return
 	}
 	for _, uri := range l.subscriptions.all() {

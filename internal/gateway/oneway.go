@@ -87,11 +87,11 @@ func (n oneWayMessage) forwardNotification() {
 				l = n.client.linkTo(s)
 				_ = l.open(n.scope()) // open logs failures
 			}
-			if l == nil || !l.isOpen() {
+			if l == nil || !l.session.isOpen() {
 				return // the server requests the client's state when it needs it
 			}
-			if era, _ := l.state(); era == mcp.Legacy {
-				l.markUsed()
+			if era, _ := l.session.state(); era == mcp.Legacy {
+				l.session.markUsed()
 				l.sendInitialized(n.scope())
 				if failure := l.send(n.scope(), message.Raw); failure != nil {
 					n.g.config.Logger.Warn("notification of client not delivered", zap.String("mcp_server", s.Name),
@@ -135,7 +135,7 @@ func (n oneWayMessage) cancel() {
 		return
 	}
 	n.Server = n.g.linkServer(call.link)
-	if era, _ := call.link.state(); era == mcp.Modern || call.held.Load() {
+	if era, _ := call.link.session.state(); era == mcp.Modern || call.held.Load() {
 		call.Cancel(nil) // closing the connection cancels the call
 		return
 	}

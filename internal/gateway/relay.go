@@ -63,15 +63,17 @@ func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 	// visible in it. All other requests are derived from it.
 	r := c.HTTP.WithContext(x.Join(&c.active.ActiveCall))
 	r.ContentLength = -1 // the header may be left from an earlier attempt
-	var era mcp.Era
-	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
+	session := l.session.current()
+	session.setHeaders(r.Header)
+	rl.session = session.Session
+	if session.Era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
 		c.setParams(r.Header, m)
 	}
 	rl.reader = streamable.Reader{
 		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Parse: rl.names.parse,
 	}
-	if era == mcp.Legacy {
+	if session.Era == mcp.Legacy {
 		rl.reader.Position = &rl.position
 	}
 	defer rl.reader.Borrow()()
@@ -98,7 +100,7 @@ func (rl *relay) withUniqueID(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Fai
 		rl.call.attempted = true
 		return *m, nil
 	}
-	id := rl.call.link.nextID()
+	id := rl.call.link.ids.next()
 	rl.call.active.id.Store(&id)
 	if rl.call.active.Canceled.Load() {
 		rl.call.active.Cancel(nil) // the cancellation named the id of an earlier attempt
@@ -134,7 +136,7 @@ func (rl *relay) onMessage(e *streamable.Event) error {
 	case m.IsRequest():
 		rl.onServerRequest(m, &out)
 	default:
-		l.unsolicited(c.scope()).note(m)
+		unsolicited{c.scope(), l}.note(m)
 		out.Data = l.translator(c.g).message(m)
 		c.out.Event(&out)
 	}
@@ -198,7 +200,7 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
 	l, method := rl.call.link, mcp.Shortened(m.Text(jsonrpc.Method))
 	if !l.client.introduction.supports(method) {
-		l.unsolicited(rl.call.scope()).refuse(&rl.call.sideRequests, m, "the client does not support "+method)
+		unsolicited{rl.call.scope(), l}.refuse(&rl.call.sideRequests, m, "the client does not support "+method)
 		return
 	}
 	id := l.translator(rl.call.g).id(m.Literal(jsonrpc.ID))
@@ -210,7 +212,7 @@ func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
 		rl.call.active.Cancel(nil) // the client disconnected and may resume the stream
 	default:
 		l.client.serverRequests.settle(id)
-		l.unsolicited(rl.call.scope()).refuse(&rl.call.sideRequests, m, "the client does not accept event streams")
+		unsolicited{rl.call.scope(), l}.refuse(&rl.call.sideRequests, m, "the client does not accept event streams")
 	}
 }
 
@@ -293,7 +295,7 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 	if failure := l.open(req.scope()); failure != nil {
 		return failure
 	}
-	l.markUsed()
+	l.session.markUsed()
 	if call := req.client.calls.get(clientID); call != nil && call.link == l {
 		call.Cancel(nil) // the client noticed first that its connection is broken, and resumes here
 	} else if call == nil {
@@ -333,7 +335,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 		}
 		return status == http.StatusOK
 	}
-	r, _, _ := c.link.newRequest(scope{ctx: c.ctx, g: req.g, r: c.r})
+	r, _ := c.link.newRequest(scope{ctx: c.ctx, g: req.g, r: c.r})
 	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	r.Header.Set("Last-Event-Id", last)
@@ -365,7 +367,7 @@ func (c *resumedCall) onMessage(e *streamable.Event) error {
 		req.out.Event(&out)
 		time.AfterFunc(upstream.StreamGrace, c.end) // some servers do not end the stream
 	default:
-		u := l.unsolicited(scope{ctx: c.ctx, g: req.g, r: c.r})
+		u := unsolicited{scope{ctx: c.ctx, g: req.g, r: c.r}, l}
 		u.note(m)
 		if !c.deliver(req.g, l, m, out.ID) && m.IsRequest() {
 			u.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))

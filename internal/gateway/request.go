@@ -96,7 +96,7 @@ func (req *aggregateRequest) forEachServer(f func(s *upstream.Server)) {
 // forEachOpenLink calls f concurrently for all servers that the client has a session with.
 func (req *aggregateRequest) forEachOpenLink(f func(s *upstream.Server, l *link)) {
 	req.forEachServer(func(s *upstream.Server) {
-		if l := req.client.existingLink(s); l != nil && l.isOpen() {
+		if l := req.client.existingLink(s); l != nil && l.session.isOpen() {
 			f(s, l)
 		}
 	})

@@ -59,7 +59,7 @@ type sessionChange struct {
 // knownIn reports whether the server of a link knows the change.
 func (change *sessionChange) knownIn(l *link) bool {
 	session, ok := change.Told[l.serverID]
-	return ok && session != "" && session == l.sessionID()
+	return ok && session != "" && session == l.session.current().Session
 }
 
 // replaces reports whether the change makes another one obsolete.
@@ -197,7 +197,7 @@ func (sr *sessionRecords) sync(ctx context.Context, c *client) {
 	}
 	for server, t := range r.Links { // newer than those in the session id
 		if s := sr.state.gateways().server(server); s != nil {
-			c.linkTo(s).useRecorded(t)
+			c.linkTo(s).session.useRecorded(t)
 		}
 	}
 }
@@ -336,7 +336,7 @@ func (c connectAttempt) resumeShared() bool {
 // one in the meantime, it uses that and ends its own.
 func (c connectAttempt) shareSession() {
 	l, id := c.link, c.server.ID
-	if !c.sharesSession() || l.sessionID() == "" || l.isLocal(c.server) {
+	if !c.sharesSession() || l.session.current().Session == "" || l.isLocal(c.server) {
 		return
 	}
 	store := c.g.replicaSync.records.store
@@ -345,10 +345,10 @@ func (c connectAttempt) shareSession() {
 		if err != nil || r.Ended {
 			return
 		}
-		current := l.ticket()
+		current := l.session.current()
 		if another, ok := r.Links[id]; ok && l.tryResume(c.scope, another) {
 			own := newLink(l.client, c.server)
-			own.setSession(current)
+			own.session.use(current)
 			own.end(c.scope)
 			return
 		}
@@ -358,9 +358,7 @@ func (c connectAttempt) shareSession() {
 		r.Links[id] = current
 		written, err := store.write(c.ctx, l.client, version, jsonrpc.Encode(r))
 		if written {
-			l.mu.Lock()
-			l.carried = true
-			l.mu.Unlock()
+			l.session.markCarried()
 		}
 		if written || err != nil {
 			return
@@ -370,49 +368,19 @@ func (c connectAttempt) shareSession() {
 
 // tryResume switches to a session if the server still knows it. It reports whether it does.
 func (l *link) tryResume(sc scope, t linkTicket) bool {
-	if t.Session == l.lastLost() {
+	before, ok := l.session.replace(t)
+	if !ok {
 		return false
 	}
-	before := l.setSession(t)
 	ctx, cancel := context.WithTimeout(sc.ctx, sc.g.config.JoinTimeout)
 	defer cancel()
-	r, _, _ := l.newRequest(sc.withContext(ctx))
+	r, _ := l.newRequest(sc.withContext(ctx))
 	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
-	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), "ping", nil), ignore); failure == nil {
+	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), "ping", nil), ignore); failure == nil {
 		return true
 	}
-	l.setSession(before)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lostSession, l.carried, l.initialized = t.Session, false, false
+	l.session.reject(t, before)
 	return false
-}
-
-// setSession sets the session of the link and returns the previous one.
-func (l *link) setSession(t linkTicket) (before linkTicket) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	before = linkTicket{"", l.era, l.version, l.session, l.can}
-	l.setSessionLocked(t)
-	return before
-}
-
-// setSessionLocked sets the session of the link. The caller holds the lock.
-func (l *link) setSessionLocked(t linkTicket) {
-	l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
-	l.initialized, l.carried, l.used = true, true, true
-}
-
-// useRecorded replaces the session from the client's session id by the one of the record. It keeps
-// a session that this replica has begun itself while the store was unavailable. An attempt to
-// connect that runs now reads the record itself.
-func (l *link) useRecorded(t linkTicket) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.info == nil && l.opening == nil && t.Session != l.lostSession {
-		l.setSessionLocked(t)
-		l.ready, l.failed = true, false
-	}
 }
 
 // applyChange applies a change that the client made at another replica. It reports whether the
@@ -445,7 +413,7 @@ func (sr *sessionRecords) applyLevel(c *client, change *sessionChange) {
 	c.level = change.Level
 	c.mu.Unlock()
 	for _, l := range c.allLinks() {
-		if _, can := l.state(); can&mcp.HasLogging != 0 && !change.knownIn(l) {
+		if _, can := l.session.state(); can&mcp.HasLogging != 0 && !change.knownIn(l) {
 			l.markUnsynced(sr.state)
 		}
 	}
@@ -470,22 +438,10 @@ func (sr *sessionRecords) applySubscription(c *client, change *sessionChange) (a
 	return added
 }
 
-// markUnsynced notes that the server misses a change from another replica. Servers whose session is
-// shared have got it there.
+// markUnsynced notes that the server misses a change from another replica.
 func (l *link) markUnsynced(s *State) {
 	server := s.gateways().server(l.serverID)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	own := !l.carried || server != nil && server.ChildrenOnly || httpsse.IsSession(l.session)
-	l.unsynced = l.unsynced || own && l.ready && l.era == mcp.Legacy
-}
-
-// markUnsyncedOnTimeout marks the link if the scope's context is done, so that the change is sent
-// again.
-func (l *link) markUnsyncedOnTimeout(sc scope) {
-	if sc.ctx.Err() != nil {
-		l.markUnsynced(sc.g.State)
-	}
+	l.session.markUnsynced(server != nil && server.ChildrenOnly)
 }
 
 // apply sends a change to the servers that the stream listens to, within JoinTimeout.
@@ -494,13 +450,18 @@ func (s *stream) apply(change *sessionChange) {
 	ctx, cancel := context.WithTimeout(s.ctx, g.config.JoinTimeout)
 	defer cancel()
 	sc := scope{ctx: ctx, g: g, r: s.req.request.withContext(s.ctx)}
+	repeatOnTimeout := func(l *link) {
+		if ctx.Err() != nil {
+			l.markUnsynced(g.State) // the next request sends the change again
+		}
+	}
 	if change.Level != "" {
 		var sending sync.WaitGroup
 		for _, l := range s.req.client.allLinks() {
-			if g.linkServer(l) != nil && l.isOpen() {
+			if g.linkServer(l) != nil && l.session.isOpen() {
 				sending.Go(func() {
 					l.sendInitialized(sc)
-					l.markUnsyncedOnTimeout(sc)
+					repeatOnTimeout(l)
 				})
 			}
 		}
@@ -515,9 +476,9 @@ func (s *stream) apply(change *sessionChange) {
 	if l.open(sc) != nil {
 		return // open logs failures
 	}
-	defer l.markUnsyncedOnTimeout(sc)
+	defer repeatOnTimeout(l)
 	key := listenerKey{l.serverID, change.URI}
-	switch era, _ := l.state(); {
+	switch era, _ := l.session.state(); {
 	case era == mcp.Modern && change.On:
 		s.listenAndWait(key)
 	case era == mcp.Modern:
@@ -539,7 +500,7 @@ func (n oneWayMessage) announceReady() {
 	}
 	n.forEachOpenLink(func(s *upstream.Server, l *link) {
 		if !l.isLocal(s) {
-			l.setInitialized(false)
+			l.session.setInitialized(false)
 		}
 	})
 	n.forEachOpenLink(func(_ *upstream.Server, l *link) { l.sendInitialized(n.scope()) })
@@ -551,32 +512,23 @@ func (c *client) noteReadyAnnounced(all gatewayList) {
 	c.readyAnnounced.Store(true)
 	for _, l := range c.allLinks() {
 		if s := all.server(l.serverID); s != nil && !l.isLocal(s) {
-			l.setInitialized(true)
+			l.session.setInitialized(true)
 		}
-	}
-}
-
-// setInitialized notes whether a legacy server has got notifications/initialized.
-func (l *link) setInitialized(initialized bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ready && l.carried && l.era == mcp.Legacy {
-		l.initialized = initialized
 	}
 }
 
 // isLocal reports whether other replicas cannot use the session: its server is a child process, or
 // an HTTP+SSE server, whose stream this process holds.
 func (l *link) isLocal(s *upstream.Server) bool {
-	return s.ChildrenOnly || httpsse.IsSession(l.sessionID())
+	return s.ChildrenOnly || httpsse.IsSession(l.session.current().Session)
 }
 
 // sharedSessions returns the sessions of links that other replicas can use, by server ID.
 func (g *Gateway) sharedSessions(links ...*link) map[string]string {
 	sessions := map[string]string{}
 	for _, l := range links {
-		if s := g.linkServer(l); s != nil && !l.isLocal(s) && l.isOpen() {
-			sessions[l.serverID] = l.sessionID()
+		if s := g.linkServer(l); s != nil && !l.isLocal(s) && l.session.isOpen() {
+			sessions[l.serverID] = l.session.current().Session
 		}
 	}
 	return sessions

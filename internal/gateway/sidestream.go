@@ -77,7 +77,7 @@ type heldCalls struct {
 
 // begin adds a call, and opens the side stream if it is needed.
 func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
-	session, listens := h.link.sessionID(), h.link.hasListener()
+	session, listens := h.link.session.current().Session, h.link.lists.hasListener()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, held)
@@ -142,8 +142,8 @@ func (h *heldCalls) read(sc scope, s *sideStream) {
 			h.stream = nil
 		}
 	}()
-	r, _, era := l.newRequest(sc)
-	if era != mcp.Legacy || sc.g.linkServer(l) == nil {
+	r, session := l.newRequest(sc)
+	if session.Era != mcp.Legacy || sc.g.linkServer(l) == nil {
 		return
 	}
 	httpbody.EmptyAs(r, http.MethodGet)
@@ -159,7 +159,7 @@ func (h *heldCalls) read(sc scope, s *sideStream) {
 		markStarted()
 		return status == http.StatusOK
 	}}
-	u := l.unsolicited(sc)
+	u := unsolicited{sc, l}
 	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		switch {

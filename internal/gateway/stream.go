@@ -292,7 +292,7 @@ func (s *stream) accepts(g *Gateway, l *link, m *jsonrpc.Message) bool {
 		return false
 	}
 	// Modern servers learn with a delay that the client has unsubscribed.
-	era, _ := l.state()
+	era, _ := l.session.state()
 	return era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) || l.subscriptions.has(m.Text(jsonrpc.URI))
 }
 

@@ -125,7 +125,7 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	if c.alias.isSet() {
 		shown = c.alias.shown
 	}
-	era, _ := l.state()
+	era, _ := l.session.state()
 	limit := maxSubscriptions
 	if era == mcp.Modern {
 		limit = maxListeners

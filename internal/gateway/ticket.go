@@ -5,6 +5,7 @@ import (
 	"compress/flate"
 	"encoding/json"
 	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // An introduction is what a client says about itself.
@@ -121,6 +123,11 @@ type linkTicket struct {
 	Version string        `json:"v,omitempty"`
 	Session string        `json:"s,omitempty"`
 	Can     mcp.Abilities `json:"c,omitempty"`
+}
+
+// setHeaders sets the headers of a request in the session.
+func (t linkTicket) setHeaders(header http.Header) {
+	streamable.Session{Era: t.Era, Version: t.Version, ID: t.Session}.SetHeaders(header)
 }
 
 // A sealer seals tickets. Only processes with the key can open them.
