@@ -95,10 +95,10 @@ func (o *Operator) gather(servers []*upstream.Server, ask askTools) []ToolList {
 	_ = group.Wait()
 	shared := o.g.names.sharedUIs(all)
 	for i, s := range servers {
-		lists[i].Tools = o.g.readTools(all[i], shared, s)
+		lists[i].Tools = o.readTools(all[i], shared, s)
 	}
 	if own := o.g.builtin.list(mcp.Tools, o.client.identity); own != nil {
-		lists = append(lists, ToolList{Tools: o.g.readTools(own, nil, nil)})
+		lists = append(lists, ToolList{Tools: o.readTools(own, nil, nil)})
 	}
 	return lists
 }
@@ -136,7 +136,7 @@ func (o *Operator) Check(server string) (result Check) {
 // empty.
 func (o *Operator) countItems(sc scope, l *link, s *upstream.Server, result *Check) {
 	list, failure := o.list(sc, l, s, mcp.Tools, nil)
-	result.Tools = o.g.readTools(list, nil, s)
+	result.Tools = o.readTools(list, nil, s)
 	for _, count := range []struct {
 		kind mcp.ListKind
 		n    *int
@@ -227,7 +227,7 @@ func (o *Operator) Call(w http.ResponseWriter, c ToolCall) error {
 	q := o.g.gate.NewRequest(w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: c.Address})
 	q.ActAs(&inbound.Operator{
 		Identity: o.client.identity, Inspection: o.Inspection,
-		Serve: func(q *inbound.Request) *jsonrpc.Failure { return o.g.serve(q, o.client) },
+		Serve: func(q *inbound.Request) *jsonrpc.Failure { return aggregate{o.g}.serve(q, o.client) },
 	})
 	q.Serve()
 	o.received = q.Traffic.Received
@@ -272,7 +272,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *upstream.Se
 	if failure != nil {
 		return nil, nil, s
 	}
-	if tool, names = findTool(o.g.readTools(list, nil, s), o.g.names.shownTool(s, rest)); tool == nil && annotated {
+	if tool, names = findTool(o.readTools(list, nil, s), o.g.names.shownTool(s, rest)); tool == nil && annotated {
 		return nil, nil, s // the tool may exist, but not for the client
 	}
 	return tool, names, s
@@ -284,7 +284,7 @@ func (o *Operator) builtinTool(name string) *Tool {
 	if own == nil || o.g.builtin.tool(name) == nil {
 		return nil
 	}
-	tool, _ := findTool(o.g.readTools(own, nil, nil), name)
+	tool, _ := findTool(o.readTools(own, nil, nil), name)
 	return tool
 }
 
@@ -321,7 +321,7 @@ type Tool struct {
 }
 
 // readTools returns the tools of a list. s is nil for the list of the gateway itself.
-func (g *Gateway) readTools(list *catalog.List, shared catalog.SharedUIs, s *upstream.Server) []Tool {
+func (o *Operator) readTools(list *catalog.List, shared catalog.SharedUIs, s *upstream.Server) []Tool {
 	all := make([]Tool, len(list.Ends))
 	for i := range all {
 		t := &all[i]
@@ -334,8 +334,8 @@ func (g *Gateway) readTools(list *catalog.List, shared catalog.SharedUIs, s *ups
 		if list.Focused[t.Name] != "" {
 			t.WithoutFocus = s.Focus.RemovedFrom(t.Definition)
 		}
-		target := g.names.toolTarget(list, s, t.Name)
-		t.Clients = g.rules.Users(target, mcp.ReadAnnotations(t.Definition))
+		target := o.g.names.toolTarget(list, s, t.Name)
+		t.Clients = o.g.rules.Users(target, mcp.ReadAnnotations(t.Definition))
 		if s != nil && s.Overrides.ClientName(target.Name) != target.Name {
 			t.Original = target.Name
 		}
@@ -467,7 +467,7 @@ func (o *Operator) describe(d *Description, sc scope, l *link, rest string, e *e
 		return nil
 	}
 	shown := o.g.names.shownTool(s, rest)
-	d.Tool, d.Names = findTool(o.g.readTools(list, nil, s), shown)
+	d.Tool, d.Names = findTool(o.readTools(list, nil, s), shown)
 	for i := range e.all {
 		tool := e.all[i].Name
 		name := s.Overrides.ClientName(tool)

@@ -167,7 +167,7 @@ const maxFanOut = 64
 type aggregate struct{ g *Gateway }
 
 // Serve implements inbound.Aggregate.
-func (a aggregate) Serve(q *inbound.Request) *jsonrpc.Failure { return a.g.serve(q, nil) }
+func (a aggregate) Serve(q *inbound.Request) *jsonrpc.Failure { return a.serve(q, nil) }
 
 // ListTools implements inbound.Aggregate.
 func (a aggregate) ListTools(r *http.Request, identity string, s *upstream.Server) (
@@ -182,7 +182,8 @@ func (a aggregate) ListTools(r *http.Request, identity string, s *upstream.Serve
 
 // serve answers a request to the aggregate endpoint. The client is set for operators only;
 // otherwise the request identifies it.
-func (g *Gateway) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
+func (a aggregate) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
+	g := a.g
 	ctx := q.HTTP.Context()
 	if q.HTTP.Method == http.MethodGet || q.Message.Is(jsonrpc.Method, mcp.MethodListen) {
 		var cancel context.CancelFunc
