@@ -3,7 +3,6 @@ package gateway
 import (
 	"crypto/sha256"
 	"hash/maphash"
-	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -263,10 +262,10 @@ func (all *audiences) each(f func(*audience)) {
 
 // expire forgets audiences without recent requests or streams, and profiles of servers that no
 // longer exist. It returns the number of audiences left.
-func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]) int {
+func (all *audiences) expire(servers map[string]bool, listening []string) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	for key := range listening {
+	for _, key := range listening {
 		if a, ok := all.cache.Get(key); ok {
 			all.cache.Put(a.owner, key, a, a.size)
 		}

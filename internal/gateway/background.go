@@ -162,12 +162,9 @@ func (g *Gateway) serverAvailable(s *upstream.Server) {
 	}
 	affected := map[string]bool{}
 	g.audiences.each(func(a *audience) { affected[a.key] = a.profile(s.ID).noteAvailable() })
-	g.mu.Lock()
-	streams := g.streamsOf(g)
-	g.mu.Unlock()
-	for _, stream := range streams {
+	for _, stream := range g.streams.of(g) {
 		if affected[stream.req.client.audience] && g.rules.Sees(stream.req.caller.Identity, s.Name) {
-			stream.runAsync(func() { stream.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
+			stream.announceAsync(mcp.Tools, mcp.Prompts, mcp.Resources)
 		}
 	}
 }

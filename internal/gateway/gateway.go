@@ -118,7 +118,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	g.closing, g.close = context.WithCancel(config.Exiting)
 	state.addGateway(g, config.Replaces)
 	g.config.Replaces = nil // lets it be freed
-	g.cancelExitHook = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
+	g.cancelExitHook = context.AfterFunc(config.Exiting, func() { state.streams.end(g) })
 	return g
 }
 
@@ -141,7 +141,7 @@ func (g *Gateway) Close() {
 // WaitForSideRequests waits, on exit, for parked streams and for messages still being sent to
 // servers, and prevents new ones.
 func (g *Gateway) WaitForSideRequests() {
-	g.waitForParked()
+	g.parked.drain()
 	for _, s := range g.config.Servers {
 		s.SideRequests.Close()
 	}
@@ -310,12 +310,9 @@ func (g *Gateway) TemplatesChanged() {
 
 // announce sends list-changed notifications to the open streams of the selected identities.
 func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (notified int) {
-	g.mu.Lock()
-	streams := g.streamsOf(g)
-	g.mu.Unlock()
-	for _, s := range streams {
+	for _, s := range g.streams.of(g) {
 		if concerns(s.req.caller.Identity) {
-			s.runAsync(func() { s.announce(changed...) })
+			s.announceAsync(changed...)
 			notified++
 		}
 	}

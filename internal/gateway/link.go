@@ -92,8 +92,8 @@ func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	}
 	copied := *m
 	copied.Raw = slices.Clone(m.Raw)
-	for _, s := range g.followers(l.client.audience, l.serverID) {
-		s.runAsync(func() { s.deliver(g, l, &copied, "") })
+	for _, s := range g.streams.followers(l.client.audience, l.serverID) {
+		s.work.runAsync(func() { s.deliver(g, l, &copied, "") })
 	}
 }
 
@@ -397,7 +397,7 @@ func (u unsolicited) note(m *jsonrpc.Message) {
 func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
 	changed := isListChange(m)
 	for _, s := range u.link.client.openStreams() {
-		if changed && !s.listensTo(u.link.serverID) {
+		if changed && !s.work.listensTo(u.link.serverID) {
 			continue // note has notified these
 		}
 		if s.g.Load().linkServer(u.link) == nil || !s.deliver(u.g, u.link, m, "") {

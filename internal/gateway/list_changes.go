@@ -184,12 +184,12 @@ func (g *Gateway) listsChangedAtReplica(s *upstream.Server, notice string, affec
 		return
 	}
 	for _, audience := range keys {
-		listeners := g.followers(audience, s.ID)
+		listeners := g.streams.followers(audience, s.ID)
 		if s.ChildrenOnly { // streams of this replica listen to another child process
-			listeners = g.streamsSeeing(audience, s.ID)
+			listeners = g.streams.seeing(audience, s.ID)
 		}
 		for _, stream := range listeners {
-			stream.runAsync(func() { stream.deliver(g, newLink(stream.req.client, s), &m, "") })
+			stream.work.runAsync(func() { stream.deliver(g, newLink(stream.req.client, s), &m, "") })
 		}
 	}
 }

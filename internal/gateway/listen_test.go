@@ -25,7 +25,8 @@ func (p *fakeServer) openStreamCount() int {
 // hasListener reports whether a client with a session listens to a server itself.
 func (g *testGateway) hasListener(session, server string) bool {
 	return slices.ContainsFunc(g.known(), func(c *client) bool {
-		return c.key == session && slices.ContainsFunc(c.openStreams(), func(s *stream) bool { return s.listensTo(server) })
+		listens := func(s *stream) bool { return s.work.listensTo(server) }
+		return c.key == session && slices.ContainsFunc(c.openStreams(), listens)
 	})
 }
 

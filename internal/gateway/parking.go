@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/park"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
@@ -51,11 +51,8 @@ func (s *stream) clientLeft() { s.endWith(errClientLeft) }
 
 func (s *stream) endWith(cause error) {
 	s.cancel(cause)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.parked != nil {
-		go s.parked.finish()
-		s.parked = nil
+	if parked := s.parked.Swap(nil); parked != nil {
+		go parked.finish()
 	}
 }
 
@@ -68,7 +65,7 @@ func (s *stream) hasClientLeft() bool { return context.Cause(s.ctx) == errClient
 // possible.
 func (s *stream) park(q *inbound.Request) bool {
 	state := s.req.g.State
-	if s.detach == nil || !q.CanPark() || !state.addParked() {
+	if s.detach == nil || !q.CanPark() || !state.parked.add() {
 		return false
 	}
 	var rest *park.Response
@@ -79,15 +76,15 @@ func (s *stream) park(q *inbound.Request) bool {
 		return rest
 	})
 	if rest == nil {
-		state.parked.Done()
+		state.parked.done()
 		return false
 	}
 	state.noteParked(s.req.client)
 	s.detach()
 	s.detach = nil // it refers to the handler
-	s.mu.Lock()
-	s.parked = &parkedStream{stream: s, rest: rest, comments: s.keepAlive(), record: q.Park(), began: q.Began}
-	s.mu.Unlock()
+	s.parked.Store(&parkedStream{
+		stream: s, rest: rest, comments: keepAlive(s.req.out), record: q.Park(), began: q.Began,
+	})
 	if s.ctx.Err() != nil { // the stream ended before parked was set
 		s.end()
 	}
@@ -106,7 +103,7 @@ type parkedStream struct {
 // finish ends the response and does the handler's cleanup.
 func (p *parkedStream) finish() {
 	req := &p.req
-	defer req.g.State.parked.Done()
+	defer req.g.State.parked.done()
 	p.rest.End()
 	p.comments.Stop()
 	if p.wants != nil {
@@ -123,14 +120,31 @@ func (p *parkedStream) finish() {
 	req.g.config.Observer.RequestDone(p.record)
 }
 
-// addParked counts a stream to park. It reports false on exit.
-func (s *State) addParked() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.parkClosed {
-		s.parked.Add(1)
+// parkedStreams counts the parked streams.
+type parkedStreams struct {
+	mu      sync.Mutex
+	drained bool // no more streams may be parked
+	open    sync.WaitGroup
+}
+
+// add counts a stream to park, until done. It reports false on exit.
+func (p *parkedStreams) add() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.drained {
+		p.open.Add(1)
 	}
-	return !s.parkClosed
+	return !p.drained
+}
+
+func (p *parkedStreams) done() { p.open.Done() }
+
+// drain waits until all parked streams have ended, and prevents new ones.
+func (p *parkedStreams) drain() {
+	p.mu.Lock()
+	p.drained = true
+	p.mu.Unlock()
+	p.open.Wait()
 }
 
 // noteParked removes a client with a parked stream from the idle clients, until it is released.
@@ -138,14 +152,6 @@ func (s *State) noteParked(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.idle.Remove(c.key)
-}
-
-// waitForParked waits until all parked streams have ended, and prevents new ones.
-func (s *State) waitForParked() {
-	s.mu.Lock()
-	s.parkClosed = true
-	s.mu.Unlock()
-	s.parked.Wait()
 }
 
 // A streamContext is the context of a stream that can outlive its handler.
@@ -169,14 +175,12 @@ type streamRequest struct {
 	caller       access.Caller
 	client       *client
 	out          *streamable.Writer
-	id           []byte // id of the listen request, answered at the end, if wants is set
 	sideRequests upstream.SideRequests
 }
 
 // newStreamRequest returns the streamRequest of the request.
 func (req *aggregateRequest) newStreamRequest() streamRequest {
-	return streamRequest{g: req.g, request: saveRequest(req.HTTP), caller: req.Caller, client: req.client, out: req.out,
-		id: req.Message.Literal(jsonrpc.ID)}
+	return streamRequest{g: req.g, request: saveRequest(req.HTTP), caller: req.Caller, client: req.client, out: req.out}
 }
 
 // A savedRequest is a request without body and context, in less memory. Most streams never use it,

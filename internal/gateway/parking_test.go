@@ -61,7 +61,7 @@ func TestParkedStreams(t *testing.T) {
 				s.nextOf("notifications/tools/list_changed")
 				ending.end(g, u, s, exit)
 				s.waitEnd()
-				g.waitForParked()
+				g.parked.drain()
 				records := observer.takeRecords()
 				if i := slices.IndexFunc(records, ends); i < 0 || records[i].Outcome != ending.outcome || records[i].Duration <= 0 {
 					t.Errorf("got %+v, want one with outcome %s", records, ending.outcome)
@@ -69,19 +69,19 @@ func TestParkedStreams(t *testing.T) {
 				await.Until(t, "no stream and no client remain", func() bool {
 					g.mu.Lock()
 					defer g.mu.Unlock()
-					return len(g.streams) == 0 && len(g.busy) == 0
+					return len(g.streams.audiences()) == 0 && len(g.busy) == 0
 				})
 			})
 		}
 	}
 }
 
-// After waitForParked, new streams stay in their handlers.
+// After drain, new streams stay in their handlers.
 func TestStreamsThatAreNotParked(t *testing.T) {
 	p := legacyPeer("a")
 	say := p.keepStreams()
 	g := newGateway(t, nil, p)
-	g.waitForParked()
+	g.parked.drain()
 	s := g.legacy(t).listen()
 	p.waitFor(t, "GET", 1)
 	say(toolsChanged)

@@ -304,7 +304,7 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 	s := &stream{req: req.newStreamRequest()} // without listeners
 	s.ctx, s.cancel = context.WithCancelCause(req.ctx)
 	defer s.req.sideRequests.Wait()
-	defer s.running.Wait()
+	defer s.work.wait()
 	defer s.end()
 	c := &resumedCall{stream: s, r: req.HTTP, link: l, kind: kind, clientID: clientID}
 	return c.run(last)
@@ -326,7 +326,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 	req := &c.req
 	begin := sync.OnceFunc(func() {
 		req.out.Begin()
-		c.running.Go(c.keepOpen)
+		c.work.runAsync(c.keepOpen)
 	})
 	c.reader = streamable.Reader{Position: &streamable.Position{ID: last}, Parse: c.parse, OnMessage: c.onMessage}
 	c.reader.OnHeader = func(status int) bool {

@@ -306,7 +306,7 @@ func (s *stream) subscribeToReplicas() {
 	if rs == nil || s.trySubscribe(rs) {
 		return
 	}
-	s.runAsync(func() {
+	s.work.runAsync(func() {
 		for backoff.Sleep(s.ctx, subscribePause) && !s.trySubscribe(rs) {
 		}
 	})
@@ -319,15 +319,7 @@ func (s *stream) trySubscribe(rs *replicaSync) bool {
 	if err != nil {
 		return false
 	}
-	s.mu.Lock()
-	closed := s.closed
-	if !closed {
-		s.unsubscribe = stop
-	}
-	s.mu.Unlock()
-	if closed {
-		stop()
-	}
+	s.work.setUnsubscribe(stop)
 	return true
 }
 
@@ -368,7 +360,7 @@ func (s *stream) receiveFromReplica(rs *replicaSync, text []byte) {
 	rs.work.add(c, len(text), func() {
 		g := s.g.Load()
 		server := g.byID(msg.Said.Server)
-		if server == nil || isListChange(&m) && !s.listensTo(server.ID) || !s.accepts(g, c.linkTo(server), &m) {
+		if server == nil || isListChange(&m) && !s.work.listensTo(server.ID) || !s.accepts(g, c.linkTo(server), &m) {
 			return
 		}
 		s.req.out.Event(&streamable.Event{Data: msg.Said.Shown})

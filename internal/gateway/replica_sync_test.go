@@ -351,11 +351,7 @@ func TestMessagesForStreamsElsewhere(t *testing.T) {
 	listing.waitEnd()
 	// Without a stream, the server gets an error.
 	stream.disconnect()
-	await.Until(t, "the stream has ended", func() bool {
-		other.mu.Lock()
-		defer other.mu.Unlock()
-		return len(other.streams) == 0
-	})
+	await.Until(t, "the stream has ended", func() bool { return len(other.streams.audiences()) == 0 })
 	listing = list()
 	if got := <-answered; !strings.Contains(got, `"error"`) {
 		t.Errorf("got %s", got)

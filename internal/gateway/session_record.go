@@ -482,7 +482,7 @@ func (s *stream) apply(change *sessionChange) {
 	case era == mcp.Modern && change.On:
 		s.listenAndWait(key)
 	case era == mcp.Modern:
-		s.stop(key)
+		s.work.stop(key)
 	case change.knownIn(l):
 	case change.On:
 		l.repeat(sc, "resources/subscribe", mcp.URIParams(change.URI))

@@ -118,15 +118,8 @@ func (h *heldCalls) waitStarted(ctx context.Context) {
 	h.mu.Lock()
 	s := h.stream
 	h.mu.Unlock()
-	if s == nil {
-		return
-	}
-	timer := time.NewTimer(joinWait)
-	defer timer.Stop()
-	select {
-	case <-s.started:
-	case <-timer.C:
-	case <-ctx.Done():
+	if s != nil {
+		waitToJoin(ctx, s.started)
 	}
 }
 

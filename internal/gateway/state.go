@@ -28,7 +28,6 @@ type State struct {
 	shelf     *catalog.Shelf
 	index     index
 	running   sync.WaitGroup // background work; Destruct waits for it
-	parked    sync.WaitGroup // streams whose handlers have returned
 	ending    chan struct{}  // one token per session that is being ended, to limit them
 	heldMeter *quota.Meter   // held calls
 
@@ -36,9 +35,10 @@ type State struct {
 	forwardMeter *quota.Meter    // calls continued at other replicas
 
 	subscriptionMeter *quota.Meter // resource subscriptions
-	streamMeter       *quota.Meter // open streams
 	backgroundMeter   *quota.Meter // backgrounds whose requests are answered
 
+	streams       *openStreams
+	parked        parkedStreams
 	audiences     *audiences
 	sideStreams   sideStreams
 	upstream      *upstream.Retained
@@ -51,11 +51,8 @@ type State struct {
 	endedSessions  endedSessions
 	sweeping       *time.Timer // nil if there is nothing to expire
 	held           map[string]*heldCall
-	streams        map[string]map[*stream]bool // by audience of the client
 	activeGateways []*Gateway
 	ended          bool
-
-	parkClosed bool // no more streams may be parked
 }
 
 const (
@@ -85,16 +82,15 @@ func NewState(space *replicas.Space) *State {
 		ending:            make(chan struct{}, 16),
 		heldMeter:         quota.NewMeter(heldCallsQuota, heldCallLimits),
 		forwardMeter:      quota.NewMeter(forwardedCallsQuota, forwardLimits),
-		streamMeter:       quota.NewMeter(streamsQuota, quota.Limits{}),
 		subscriptionMeter: quota.NewMeter(subscriptionsQuota, subscriptionLimits),
 		backgroundMeter:   quota.NewMeter(backgroundsQuota, backgroundLimits),
+		streams:           newOpenStreams(),
 		audiences:         newAudiences(),
 		upstream:          upstream.NewRetained(),
 		confirmations:     inbound.NewConfirmations(space),
 		busy:              map[string]*client{},
 		endedSessions:     newEndedSessions(),
 		held:              map[string]*heldCall{},
-		streams:           map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(clientsQuota, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscriptionMeter) }
@@ -188,7 +184,7 @@ func (s *State) sweep() {
 	if lists == 0 {
 		s.index.clear()
 	}
-	known := s.audiences.expire(s.serverIDs(), maps.Keys(s.streams))
+	known := s.audiences.expire(s.serverIDs(), s.streams.audiences())
 	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
 		s.sweeping = nil
 		return
@@ -263,7 +259,7 @@ func (s *State) removeGateway(g *Gateway) {
 		s.setLimits(s.activeGateways[len(s.activeGateways)-1].config.MaxClients)
 	}
 	s.dropRemovedLinks()
-	moving := s.streamsOf(g)
+	moving := s.streams.of(g)
 	s.mu.Unlock()
 	for _, stream := range moving {
 		if to == nil {
@@ -271,27 +267,6 @@ func (s *State) removeGateway(g *Gateway) {
 		} else {
 			stream.move(g, to)
 		}
-	}
-}
-
-// streamsOf returns the streams of g. The caller holds the lock.
-func (s *State) streamsOf(g *Gateway) (all []*stream) {
-	for _, audience := range s.streams {
-		for stream := range audience {
-			if stream.g.Load() == g {
-				all = append(all, stream)
-			}
-		}
-	}
-	return all
-}
-
-func (s *State) endStreams(g *Gateway) {
-	s.mu.Lock()
-	ending := s.streamsOf(g)
-	s.mu.Unlock()
-	for _, stream := range ending {
-		stream.end()
 	}
 }
 
@@ -365,13 +340,13 @@ func (s *State) Destruct() error {
 	s.endedSessions.ids.Close()
 	s.heldMeter.Close()
 	s.subscriptionMeter.Close()
-	s.streamMeter.Close()
+	s.streams.meter.Close()
 	s.backgroundMeter.Close()
 	s.shelf.Close()
 	s.confirmations.Close()
 	s.audiences.close()
 	s.mu.Unlock()
-	s.waitForParked()
+	s.parked.drain()
 	s.sideStreams.end()
 	if s.peers != nil {
 		s.peers.Close()

@@ -2,7 +2,7 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -12,7 +12,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A stream is a response in which a client gets messages of servers: to GET in the legacy era, to
@@ -21,19 +23,12 @@ type stream struct {
 	req    streamRequest
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wants  *interests              // what a modern client listens to; nil for everything
-	size   int64                   // bytes counted for subscriptions, if wants is set
+	wants  *listenRequest          // what a modern client listens to; nil for everything
 	g      atomic.Pointer[Gateway] // Gateway whose servers it listens to; changes on reload
+	work   streamWork
 
-	detach func() bool // stops the stream from ending with its handler; nil if it cannot be parked
-
-	mu          sync.Mutex
-	closed      bool
-	parked      *parkedStream // nil unless parked
-	listeners   map[listenerKey]*listener
-	running     sync.WaitGroup // listeners and functions of runAsync
-	tasks       []string       // tasks whose updates servers have agreed to send
-	unsubscribe func()         // ends the subscription to other replicas; nil if there is none
+	detach func() bool                  // stops the stream from ending with its handler; nil if it cannot be parked
+	parked atomic.Pointer[parkedStream] // nil unless parked
 }
 
 const (
@@ -44,7 +39,7 @@ const (
 	disconnectTimeout = time.Second
 )
 
-func (req *aggregateRequest) newStream(wants *interests) *stream {
+func (req *aggregateRequest) newStream(wants *listenRequest) *stream {
 	streamable.CloseAfter(req.Writer.Header(), req.HTTP)
 	s := &stream{req: req.newStreamRequest(), wants: wants}
 	s.initContext(req)
@@ -58,17 +53,13 @@ func (req *aggregateRequest) newStream(wants *interests) *stream {
 		g = g.succession.current
 	}
 	s.g.Store(g)
-	if req.g.streams[req.client.audience] == nil {
-		req.g.streams[req.client.audience] = map[*stream]bool{}
-	}
-	req.g.streams[req.client.audience][s] = true
-	req.g.streamMeter.Take(req.client.owner, 0)
+	g.streams.add(s)
 	req.g.mu.Unlock()
 	req.client.mu.Lock()
 	req.client.streams = slices.Insert(req.client.streams, 0, s)
 	req.client.mu.Unlock()
 	if req.client.ended.Load() || g.exiting() {
-		s.end() // delete or endStreams ran before the stream was added
+		s.end() // delete or openStreams.end ran before the stream was added
 	}
 	return s
 }
@@ -79,46 +70,27 @@ func (s *stream) close() {
 	c.mu.Lock()
 	c.streams = slices.DeleteFunc(c.streams, func(other *stream) bool { return other == s })
 	c.mu.Unlock()
-	state.mu.Lock()
-	if audience := state.streams[c.audience]; audience[s] {
-		state.streamMeter.Give(c.owner, 0)
-		delete(audience, s)
-		if len(audience) == 0 {
-			delete(state.streams, c.audience)
-		}
-	}
-	state.mu.Unlock()
+	state.streams.remove(s)
 	if s.wants != nil {
-		state.subscriptionMeter.Give(c.owner, s.size)
+		state.subscriptionMeter.Give(c.owner, s.wants.size)
 	}
-	s.mu.Lock()
-	s.closed = true
-	unsubscribe := s.unsubscribe
-	s.mu.Unlock()
-	if unsubscribe != nil {
-		unsubscribe()
-	}
+	s.work.close()
 	s.end()
-	s.running.Wait()
+	left := s.work.wait()
 	s.req.sideRequests.Wait()
-	s.mu.Lock()
-	left := s.listeners
-	s.listeners = nil
-	s.mu.Unlock()
 	for _, li := range left {
-		s.handOver(li)
+		li.handOver()
 	}
 }
 
 // keepOpen sends keep-alives until the stream ends.
 func (s *stream) keepOpen() {
-	defer s.keepAlive().Stop()
+	defer keepAlive(s.req.out).Stop()
 	<-s.ctx.Done()
 }
 
 // keepAlive sends comments regularly, until the timer is stopped.
-func (s *stream) keepAlive() (timer *time.Timer) {
-	out := s.req.out
+func keepAlive(out *streamable.Writer) (timer *time.Timer) {
 	timer = time.AfterFunc(math.MaxInt64, func() { // started by Reset, after timer is set
 		out.KeepAlive()
 		if out.Err() == nil {
@@ -129,30 +101,47 @@ func (s *stream) keepAlive() (timer *time.Timer) {
 	return timer
 }
 
-// listenToAll starts listeners for all servers. The channel is closed when all of them have
-// responded or failed.
-func (s *stream) listenToAll(last func(server string) string) <-chan struct{} {
-	started := make(chan struct{})
-	var waiting atomic.Int64
-	waiting.Store(1) // released after the loop
-	done := func() {
-		if waiting.Add(-1) == 0 {
-			close(started)
+// listenToAll starts listeners for all servers and waits until they have responded or failed, at
+// most joinWait. If the client resumes the stream of a server, last is the id of its last event.
+func (s *stream) listenToAll(resumed, last string) {
+	s.join(func(onStarted func()) {
+		var waiting atomic.Int64
+		waiting.Store(1) // released after the loop
+		done := func() {
+			if waiting.Add(-1) == 0 {
+				onStarted()
+			}
 		}
-	}
-	for _, server := range s.g.Load().visibleServers(s.req.caller.Identity) {
-		waiting.Add(1)
-		s.listenToServer(server, last(server.Name), sync.OnceFunc(done))
-	}
-	done()
-	return started
+		for _, server := range s.g.Load().visibleServers(s.req.caller.Identity) {
+			lastID := ""
+			if server.Name == resumed {
+				lastID = last
+			}
+			waiting.Add(1)
+			s.listenToServer(server, lastID, sync.OnceFunc(done))
+		}
+		done()
+	})
 }
 
-// waitStarted waits until started is closed, at most joinWait.
-func (s *stream) waitStarted(started <-chan struct{}) {
+// listenAndWait starts a listener and waits until the server has responded, at most joinWait, so
+// that the client misses no update after it has subscribed.
+func (s *stream) listenAndWait(key listenerKey) {
+	s.join(func(onStarted func()) { s.work.start(&listener{stream: s, key: key}, onStarted) })
+}
+
+// join calls start and waits until onStarted is called, at most joinWait.
+func (s *stream) join(start func(onStarted func())) {
+	started := make(chan struct{})
+	start(sync.OnceFunc(func() { close(started) }))
+	waitToJoin(s.ctx, started)
+}
+
+// waitToJoin waits until started is closed, at most joinWait.
+func waitToJoin(ctx context.Context, started <-chan struct{}) {
 	select {
 	case <-started:
-		return // avoids s.ctx.Done, which allocates a channel for as long as the stream lasts
+		return // avoids ctx.Done, which allocates a channel for as long as a stream lasts
 	default:
 	}
 	timer := time.NewTimer(joinWait)
@@ -160,7 +149,71 @@ func (s *stream) waitStarted(started <-chan struct{}) {
 	select {
 	case <-started:
 	case <-timer.C:
-	case <-s.ctx.Done():
+	case <-ctx.Done():
+	}
+}
+
+// A client with a legacy session needs its own stream of the server, for server requests, log
+// messages and resource updates. Other clients only need list-changed notifications. These are the
+// same for all of an audience, so one elected stream listens for all. When it ends, another one is
+// elected.
+
+// listenToServer starts a listener for a server, if the stream needs its own or is elected. last is
+// the id of the last event, if the client resumes a stream of the server.
+func (s *stream) listenToServer(server *upstream.Server, last string, onStarted func()) {
+	g, c := s.g.Load(), s.req.client
+	p := g.profile(c, server.ID)
+	li := &listener{stream: s, key: listenerKey{serverID: server.ID}, profile: p}
+	li.position.ID = last
+	switch needed := last != "" || s.needsListener(server); {
+	case c.isolated.Load(), needed && s.wants != nil: // needs other notifications than the audience
+		li.profile = nil
+		s.work.start(li, onStarted)
+		return
+	case !needed && !s.wants.wantsChanges(p.freshInfo(server)):
+	case !p.addReader(needed): // another stream listens
+		s.announceMissed(p)
+	default:
+		li.elected = !needed
+		s.announceMissed(p)
+		if !s.work.start(li, onStarted) {
+			li.handOver()
+		}
+		return
+	}
+	if l := c.existingLink(server); l != nil && s.wants == nil {
+		s.listenToSubscribed(l)
+	}
+	onStarted()
+}
+
+// announceMissed notifies the client of lists that have changed since it requested them.
+func (s *stream) announceMissed(p *profile) {
+	if missed := s.req.client.listed.missedChanges(&p.lists); len(missed) > 0 {
+		s.announceAsync(missed...)
+	}
+}
+
+// needsListener reports whether the server may have messages for this client only.
+func (s *stream) needsListener(server *upstream.Server) bool {
+	if s.wants != nil {
+		return len(s.wants.serverURIs[server.Name])+len(s.wants.serverTasks[server.Name]) > 0
+	}
+	l := s.req.client.existingLink(server)
+	if l == nil || !l.session.isOpen() {
+		return false
+	}
+	era, _ := l.session.state()
+	return era == mcp.Legacy
+}
+
+// listenToSubscribed starts listeners for the client's subscriptions at a modern server.
+func (s *stream) listenToSubscribed(l *link) {
+	if era, _ := l.session.state(); era != mcp.Modern {
+		return
+	}
+	for _, uri := range l.subscriptions.all() {
+		s.work.start(&listener{stream: s, key: listenerKey{l.serverID, uri}}, func() {})
 	}
 }
 
@@ -176,18 +229,12 @@ func (s *stream) move(from, to *Gateway) {
 	before, now := from.visibleServers(identity), to.visibleServers(identity)
 	viewChanged := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
 	changed := viewChanged || len(before) != len(now)
-	var stopped []*listener
-	s.mu.Lock()
-	for key, li := range s.listeners {
-		if server := to.byID(key.serverID); viewChanged || server == nil || !to.rules.Sees(identity, server.Name) {
-			li.stop()
-			delete(s.listeners, key)
-			stopped = append(stopped, li)
-		}
-	}
-	s.mu.Unlock()
+	stopped := s.work.stopWhere(func(id string) bool {
+		server := to.byID(id)
+		return viewChanged || server == nil || !to.rules.Sees(identity, server.Name)
+	})
 	for _, li := range stopped {
-		s.handOver(li)
+		li.handOver()
 	}
 	for _, server := range now {
 		if viewChanged || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
@@ -196,17 +243,13 @@ func (s *stream) move(from, to *Gateway) {
 		}
 	}
 	if changed {
-		s.runAsync(func() { s.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
+		s.announceAsync(mcp.Tools, mcp.Prompts, mcp.Resources)
 	}
 }
 
-// runAsync runs f in a goroutine, because clients may be slow. close waits for it.
-func (s *stream) runAsync(f func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.running.Go(f)
-	}
+// announceAsync is like announce, in a goroutine.
+func (s *stream) announceAsync(changed ...mcp.ListKind) {
+	s.work.runAsync(func() { s.announce(changed...) })
 }
 
 // announce sends list-changed notifications to the client.
@@ -220,40 +263,9 @@ func (s *stream) announce(changed ...mcp.ListKind) {
 		case s.wants == nil:
 			s.req.out.Event(&streamable.Event{Data: m.Raw})
 		case s.wants.wantsMessage(&m, ""):
-			s.req.out.Event(&streamable.Event{Data: s.withSubscriptionID(m.Raw)})
+			s.req.out.Event(&streamable.Event{Data: s.wants.withID(m.Raw)})
 		}
 	}
-}
-
-// listenTo starts a listener, unless the stream has it.
-func (s *stream) listenTo(key listenerKey, last string, onStarted func()) {
-	s.start(&listener{key: key, position: streamable.Position{ID: last}}, onStarted)
-}
-
-// start starts a listener. It reports false if the stream has it already or is closed.
-func (s *stream) start(li *listener, onStarted func()) bool {
-	ctx, stop := context.WithCancel(s.ctx)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed || s.listeners[li.key] != nil {
-		onStarted()
-		stop()
-		return false
-	}
-	li.stop = stop
-	if s.listeners == nil {
-		s.listeners = map[listenerKey]*listener{}
-	}
-	s.listeners[li.key] = li
-	s.running.Go(func() {
-		defer onStarted()
-		defer stop()
-		s.listen(ctx, li, onStarted)
-		if li.unsubscribe != nil {
-			li.unsubscribe()
-		}
-	})
-	return true
 }
 
 // deliver sends an unsolicited message of a server to the client, if the client accepts it. It
@@ -266,7 +278,7 @@ func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) boo
 	if s.wants == nil {
 		return req.out.Event(&streamable.Event{ID: id, Data: l.translator(g).message(m)})
 	}
-	raw := s.withSubscriptionID(l.translator(g).message(m))
+	raw := s.wants.withID(l.translator(g).message(m))
 	if shown := s.wants.shownURIs[l.serverName+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
 		var own jsonrpc.Message
 		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
@@ -296,148 +308,193 @@ func (s *stream) accepts(g *Gateway, l *link, m *jsonrpc.Message) bool {
 	return era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) || l.subscriptions.has(m.Text(jsonrpc.URI))
 }
 
-// noteAgreedTasks notes the tasks in a server's acknowledgement.
-func (s *stream) noteAgreedTasks(g *Gateway, l *link, m *jsonrpc.Message) {
-	var ids []string
-	if s.wants == nil || !m.Has(jsonrpc.TaskIDs) || json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
+// streamWork is what runs for a stream until it closes.
+type streamWork struct {
+	mu          sync.Mutex
+	closed      bool
+	listeners   map[listenerKey]*listener
+	running     sync.WaitGroup // listeners and functions of runAsync
+	unsubscribe func()         // ends the subscription to other replicas; nil if there is none
+}
+
+// start starts a listener. It reports false if the stream has it already or is closed.
+func (w *streamWork) start(li *listener, onStarted func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed || w.listeners[li.key] != nil {
+		onStarted()
+		return false
+	}
+	ctx, stop := context.WithCancel(li.stream.ctx)
+	li.stop = stop
+	if w.listeners == nil {
+		w.listeners = map[listenerKey]*listener{}
+	}
+	w.listeners[li.key] = li
+	w.running.Go(func() { li.run(ctx, onStarted) })
+	return true
+}
+
+// stop stops the listener with a key.
+func (w *streamWork) stop(key listenerKey) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if li := w.listeners[key]; li != nil {
+		li.stop()
+		delete(w.listeners, key)
+	}
+}
+
+// stopWhere stops the listeners of selected servers, and returns them.
+func (w *streamWork) stopWhere(selects func(serverID string) bool) (stopped []*listener) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key, li := range w.listeners {
+		if selects(key.serverID) {
+			li.stop()
+			delete(w.listeners, key)
+			stopped = append(stopped, li)
+		}
+	}
+	return stopped
+}
+
+// listensTo reports whether there is a listener for a server.
+func (w *streamWork) listensTo(serverID string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.listeners[listenerKey{serverID: serverID}] != nil
+}
+
+// runAsync runs f in a goroutine, because clients may be slow. wait waits for it.
+func (w *streamWork) runAsync(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.closed {
+		w.running.Go(f)
+	}
+}
+
+// setUnsubscribe sets the function that ends the subscription to other replicas. It calls it at
+// once if the stream is closed.
+func (w *streamWork) setUnsubscribe(unsubscribe func()) {
+	w.mu.Lock()
+	closed := w.closed
+	if !closed {
+		w.unsubscribe = unsubscribe
+	}
+	w.mu.Unlock()
+	if closed {
+		unsubscribe()
+	}
+}
+
+// close prevents new work and ends the subscription to other replicas.
+func (w *streamWork) close() {
+	w.mu.Lock()
+	w.closed = true
+	unsubscribe := w.unsubscribe
+	w.mu.Unlock()
+	if unsubscribe != nil {
+		unsubscribe()
+	}
+}
+
+// wait waits until all work has ended. It returns the listeners that were not stopped.
+func (w *streamWork) wait() (left []*listener) {
+	w.running.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	left = slices.Collect(maps.Values(w.listeners))
+	w.listeners = nil
+	return left
+}
+
+// openStreams are the streams of all clients. If its lock is held together with State.mu, State.mu
+// is locked first. A stream is added, and those of a removed Gateway are collected, under both, so
+// that a reload moves every stream.
+type openStreams struct {
+	meter *quota.Meter
+
+	mu         sync.Mutex
+	byAudience map[string]map[*stream]bool // by audience of the client
+}
+
+func newOpenStreams() *openStreams {
+	return &openStreams{meter: quota.NewMeter(streamsQuota, quota.Limits{}), byAudience: map[string]map[*stream]bool{}}
+}
+
+func (all *openStreams) add(s *stream) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	c := s.req.client
+	if all.byAudience[c.audience] == nil {
+		all.byAudience[c.audience] = map[*stream]bool{}
+	}
+	all.byAudience[c.audience][s] = true
+	all.meter.Take(c.owner, 0)
+}
+
+func (all *openStreams) remove(s *stream) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	c := s.req.client
+	members := all.byAudience[c.audience]
+	if !members[s] {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, id := range ids {
-		shown := g.names.shown(l.serverName, mcp.Tasks, id)
-		if slices.Contains(s.wants.serverTasks[l.serverName], id) && !slices.Contains(s.tasks, shown) {
-			s.tasks = append(s.tasks, shown)
+	all.meter.Give(c.owner, 0)
+	delete(members, s)
+	if len(members) == 0 {
+		delete(all.byAudience, c.audience)
+	}
+}
+
+// of returns the streams of g.
+func (all *openStreams) of(g *Gateway) (streams []*stream) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, members := range all.byAudience {
+		for s := range members {
+			if s.g.Load() == g {
+				streams = append(streams, s)
+			}
 		}
 	}
+	return streams
 }
 
-// agreedTasks returns the tasks whose updates servers have agreed to send.
-func (s *stream) agreedTasks() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.tasks)
-}
-
-// withSubscriptionID returns a message with the id of the listen request.
-func (s *stream) withSubscriptionID(raw []byte) []byte {
-	var m jsonrpc.Message
-	if m.Read(raw) != nil {
-		return raw
-	}
-	id := s.req.id
-	member := slices.Concat([]byte(`"`+mcp.MetaSubscriptionID+`":`), id)
-	if m.Has(jsonrpc.SubscriptionID) {
-		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
-	}
-	return jsonspan.Spliced(raw, m.InsertMeta(member))
-}
-
-func (s *stream) stop(key listenerKey) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if li := s.listeners[key]; li != nil {
-		li.stop()
-		delete(s.listeners, key)
+// end ends the streams of g.
+func (all *openStreams) end(g *Gateway) {
+	for _, s := range all.of(g) {
+		s.end()
 	}
 }
 
-// interests are what a modern client listens to.
-type interests struct {
-	Tools     bool     `json:"toolsListChanged,omitempty"`
-	Prompts   bool     `json:"promptsListChanged,omitempty"`
-	Resources bool     `json:"resourcesListChanged,omitempty"`
-	URIs      []string `json:"resourceSubscriptions,omitempty"`
-	Tasks     []string `json:"taskIds,omitempty"`
-
-	serverURIs  map[string][]string // the servers' URIs of the resources, by server
-	shownURIs   map[string]string   // the client's URIs, by server and server's URI
-	serverTasks map[string][]string // the servers' ids of the tasks, by server
-}
-
-func (i interests) isEmpty() bool {
-	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0 && len(i.Tasks) == 0
-}
-
-// kinds returns the lists whose changes are wanted.
-func (i *interests) kinds() (kinds []mcp.ListKind) {
-	if i.Tools {
-		kinds = append(kinds, mcp.Tools)
-	}
-	if i.Prompts {
-		kinds = append(kinds, mcp.Prompts)
-	}
-	if i.Resources {
-		kinds = append(kinds, mcp.Resources, mcp.Templates)
-	}
-	return kinds
-}
-
-// resolve finds the servers of the resources and tasks. It drops those that the client may not use.
-func (i *interests) resolve(req *aggregateRequest) {
-	i.serverURIs, i.shownURIs, i.serverTasks = map[string][]string{}, map[string]string{}, map[string][]string{}
-	for _, shown := range i.Tasks {
-		s, id := req.g.names.task(shown)
-		if s != nil && req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name) && req.g.tasks.Has(&req.Caller, s, id) {
-			i.serverTasks[s.Name] = append(i.serverTasks[s.Name], id)
-		}
-	}
-	search := ownerSearch{aggregateRequest: req}
-	for _, shown := range i.URIs {
-		s, uri := req.g.names.resource(shown)
-		switch {
-		case s != nil:
-		case req.g.names.areUnchanged():
-			s, uri = req.g.names.only, shown
-		default:
-			s, _ = search.find(shown)
-			uri = shown
-		}
-		if s == nil || !req.g.rules.AllowsSubscription(req.Caller.Identity, s.Name, uri) {
+// seeing returns the streams of an audience that may see a server.
+func (all *openStreams) seeing(audience, serverID string) (streams []*stream) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for s := range all.byAudience[audience] {
+		g := s.g.Load()
+		if server := g.byID(serverID); server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
 			continue
 		}
-		i.serverURIs[s.Name] = append(i.serverURIs[s.Name], uri)
-		i.shownURIs[s.Name+"\x00"+uri] = shown
+		if s.ctx.Err() == nil {
+			streams = append(streams, s)
+		}
 	}
+	return streams
 }
 
-// forServer returns the interests that apply to a server with these abilities, with the server's
-// URIs.
-func (i *interests) forServer(server string, can mcp.Abilities) interests {
-	subset := interests{
-		Tools:     i.Tools && can&mcp.ToolsChange != 0,
-		Prompts:   i.Prompts && can&mcp.PromptsChange != 0,
-		Resources: i.Resources && can&mcp.ResourcesChange != 0,
-	}
-	if can&mcp.CanSubscribe != 0 {
-		subset.URIs = i.serverURIs[server]
-	}
-	if can&mcp.NotifiesTasks != 0 {
-		subset.Tasks = i.serverTasks[server]
-	}
-	return subset
+// followers returns the streams of an audience that may see a server and have no listener for it.
+func (all *openStreams) followers(audience, serverID string) []*stream {
+	return slices.DeleteFunc(all.seeing(audience, serverID), func(s *stream) bool { return s.work.listensTo(serverID) })
 }
 
-// wantsNotice reports whether the client wants a list-changed notification.
-func (i *interests) wantsNotice(notice string) bool {
-	switch notice {
-	case mcp.ListKinds[mcp.Tools].Notice:
-		return i.Tools
-	case mcp.ListKinds[mcp.Prompts].Notice:
-		return i.Prompts
-	case mcp.ListKinds[mcp.Resources].Notice:
-		return i.Resources
-	}
-	return false
-}
-
-// wantsMessage reports whether the client wants a message of a server.
-func (i *interests) wantsMessage(m *jsonrpc.Message, server string) bool {
-	switch m.Text(jsonrpc.Method) {
-	case mcp.MethodUpdated:
-		return slices.Contains(i.serverURIs[server], m.Text(jsonrpc.URI))
-	case mcp.MethodTask:
-		return slices.Contains(i.serverTasks[server], m.Text(jsonrpc.TaskID))
-	}
-	return i.wantsNotice(m.Text(jsonrpc.Method))
+// audiences returns the audiences with streams.
+func (all *openStreams) audiences() []string {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return slices.Collect(maps.Keys(all.byAudience))
 }

@@ -159,20 +159,12 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	c.Server = s
 	for _, listening := range c.client.openStreams() {
 		if !on {
-			listening.stop(listenerKey{s.ID, uri})
+			listening.work.stop(listenerKey{s.ID, uri})
 			continue
 		}
 		listening.listenAndWait(listenerKey{s.ID, uri})
 	}
 	return c.answerResult([]byte("{}"))
-}
-
-// listenAndWait starts a listener and waits until the server has responded, at most joinWait, so
-// that the client misses no update after it has subscribed.
-func (s *stream) listenAndWait(key listenerKey) {
-	started := make(chan struct{})
-	s.listenTo(key, "", sync.OnceFunc(func() { close(started) }))
-	s.waitStarted(started)
 }
 
 // notAcceptable refuses to open a stream for a client that does not accept event streams.
