@@ -416,6 +416,28 @@ func TestSubscriptions(t *testing.T) {
 	}
 }
 
+// An empty URI does not name a resource: unsubscribing from it does not end the listener for all
+// messages of the server.
+func TestSubscriptionsNeedAURI(t *testing.T) {
+	p := modernPeer("b")
+	p.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
+	say := p.acceptListen()
+	u := newGateway(t, func(c *Config) { c.Naming = mcp.Naming{} }, p).legacy(t)
+	stream := u.listen()
+	p.waitFor(t, mcp.MethodListen, 1)
+	for _, method := range []string{"resources/subscribe", "resources/unsubscribe"} {
+		for _, params := range []string{`{"uri":""}`, "{}"} {
+			if s := u.ask(method, params); s.code() != jsonrpc.CodeInvalidParams {
+				t.Errorf("%s %s: got %s", method, params, s.body)
+			}
+		}
+	}
+	say(toolsChanged)
+	if e := stream.next(); e.method() != "notifications/tools/list_changed" {
+		t.Errorf("got %s", e.data)
+	}
+}
+
 // Messages go to the newest stream, because a client may have lost the older one without a way to
 // report it.
 func TestLatestStreamGetsMessages(t *testing.T) {

@@ -132,6 +132,8 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	}
 	added := false
 	switch {
+	case uri == "": // also the key of the listener for all messages of the server
+		return invalidParams("uri: missing or empty")
 	case len(uri) > mcp.LongestURI || len(shown) > mcp.LongestURI:
 		return invalidParams("uri: longer than 8 KiB")
 	case !on:
