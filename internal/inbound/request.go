@@ -109,17 +109,9 @@ func (q *Request) record() {
 	if q.IsForwarded {
 		return
 	}
-	r := q.newRecord()
+	r := q.NewRecord(q.serverName(), q.httpMethod, q.Endpoint.Kind)
 	r.Outcome, r.ErrorCode, r.Duration = q.Outcome, q.ErrorCode, time.Since(q.Began)
 	q.gate.observer.RequestDone(r)
-}
-
-// newRecord returns a record of the request before its end.
-func (q *Request) newRecord() upstream.Record {
-	return upstream.Record{
-		Server: q.serverName(), Method: q.Label(q.httpMethod, q.Endpoint.Kind),
-		ClientMethod: q.MethodName(), Tool: q.ToolName(),
-	}
 }
 
 // serverName returns the name of the target server; "" if it is not exactly one.
@@ -182,7 +174,7 @@ func (q *Request) CanPark() bool { return q.held.bytes == 0 && !q.span.IsRecordi
 // stream ends.
 func (q *Request) Park() upstream.Record {
 	q.parked = true
-	return q.newRecord()
+	return q.NewRecord(q.serverName(), q.httpMethod, q.Endpoint.Kind)
 }
 
 // IsParked reports whether a stream goes on without the handler.

@@ -161,7 +161,7 @@ func (x answerer) repeatCall(keys []string, input *mcp.InputResult) (answer []by
 		limit = min(limit, x.receiver.limit)
 	}
 	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
-		x.receiver.noteActivity()
+		x.limits.noteActivity()
 		var m jsonrpc.Message
 		message = withoutByteOrderMark(message)
 		if looksLikeJSON(message) && m.ReadExact(message) != nil {
@@ -198,20 +198,16 @@ func (x answerer) request(ctx context.Context, body []byte) (*http.Request, cont
 // MaxRounds is how often a server may ask for input in one call.
 const MaxRounds = 16
 
-// declareRoots adds the roots capability to the message if the gateway answers roots/list, whatever
-// the client supports.
-func (x *Exchange) declareRoots(r *http.Request) {
-	if x.Server.Answer(rootsList).Action != Respond {
-		return
-	}
+// declareRoots adds the roots capability to the message, whatever the client supports.
+func (p *PostedMessage) declareRoots(r *http.Request) {
 	field := jsonrpc.ClientCapabilities
-	if x.Message.Is(jsonrpc.Method, "initialize") {
+	if p.Message.Is(jsonrpc.Method, "initialize") {
 		field = jsonrpc.Capabilities
 	}
-	capabilities := x.Message.Literal(field)
+	capabilities := p.Message.Literal(field)
 	var declared map[string]json.RawMessage
 	if json.Unmarshal(capabilities, &declared) != nil || declared == nil || declared["roots"] != nil {
 		return
 	}
-	x.edit(r, x.Message.Within(field, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
+	p.edit(r, p.Message.Within(field, jsonspan.Insert(capabilities, []byte(`"roots":{}`))))
 }

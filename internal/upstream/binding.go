@@ -24,7 +24,7 @@ const (
 // A binding makes ids of a server valid for one client only.
 type binding struct {
 	sealer         seal.Sealer
-	server, client string
+	server, client string // the client is "" if it is not identified
 }
 
 // bind returns an id of the server as the client gets it.
@@ -51,44 +51,44 @@ func (b binding) claimHeader(kind string, header http.Header, name string) bool 
 	return ok
 }
 
-// binding returns the binding for the server and the caller.
-func (x *Exchange) binding() binding {
-	return binding{x.Shared.Sealer, x.Server.Name, x.Caller.Identity}
-}
+// isPersonal reports whether ids are bound at all.
+func (b binding) isPersonal() bool { return b.client != "" }
 
-// claim replaces the ids of the session and of the last event with those of the server. It fails if
-// they, or tasks that the message names, are not the client's.
-func (x *Exchange) claim(header http.Header) *jsonrpc.Failure {
+// claimIDs replaces the ids of the session and of the last event with those of the server. It fails
+// if they are not the client's.
+func (b binding) claimIDs(header http.Header) *jsonrpc.Failure {
 	if httpbody.GetHeader(header, "Last-Event-Id") == "" {
 		delete(header, "Last-Event-Id") // an empty one has no meaning
 	}
-	if failure := x.claimTasks(); failure != nil {
-		return failure
-	}
 	switch {
-	case !x.bindsSessions():
+	case !b.isPersonal():
 		return nil
-	case !x.binding().claimHeader(boundSession, header, mcp.SessionHeader):
+	case !b.claimHeader(boundSession, header, mcp.SessionHeader):
 		return jsonrpc.UnknownSession()
-	case !x.binding().claimHeader(boundEvent, header, "Last-Event-Id"):
+	case !b.claimHeader(boundEvent, header, "Last-Event-Id"):
 		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
 	}
 	return nil
 }
 
-// bindsSessions reports whether session ids are bound to the client.
-func (x *Exchange) bindsSessions() bool {
-	return x.Kind != Aggregate && x.Caller.Identity != ""
-}
-
-// bindResponse wraps w if ids in the response must be bound to the client.
-func (x *Exchange) bindResponse(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
-	w = x.watchTasks(r, w)
-	if !x.bindsSessions() || x.Kind != Single {
+// bindEvents wraps w if the ids of events must be bound to the client. r is the request to the
+// server.
+func (b binding) bindEvents(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
+	if !b.isPersonal() {
 		return w
 	}
 	r.Header.Del("Accept-Encoding") // the stream is parsed
-	return &eventBinder{next: w, binding: x.binding()}
+	return &eventBinder{next: w, binding: b}
+}
+
+// binding returns the binding for the server and the caller. At Aggregate it binds nothing, because
+// sessions there are the gateway's.
+func (x *Exchange) binding() binding {
+	b := binding{sealer: x.Shared.Sealer, server: x.Server.Name}
+	if x.Kind != Aggregate {
+		b.client = x.Caller.Identity
+	}
+	return b
 }
 
 // An eventBinder binds the ids of events to the client. Everything else passes unchanged.

@@ -41,43 +41,42 @@ const (
 // At Aggregate, [Shared.NewExchange] makes an exchange and [Exchange.Send] runs it. Elsewhere it is
 // made from its exported fields, and [Exchange.Pass] runs it.
 type Exchange struct {
-	Shared *Shared
-	Server *Server
-	Kind   EndpointKind
-	Writer http.ResponseWriter // of the client, or the Reader at Aggregate
-	Began  time.Time
+	Shared  *Shared
+	Server  *Server
+	Kind    EndpointKind
+	Resumed bool                // the response is the rest of the stream of a call
+	IsOwn   bool                // it is a request of the gateway itself
+	Writer  http.ResponseWriter // of the client, or the Reader at Aggregate
+	Began   time.Time
 
 	*PostedMessage
 	Caller  access.Caller
 	Path    string   // path of the client's request
 	Goal    string   // what the client looks for in the response; "" if unknown
-	Resumed bool     // the response is the rest of the stream of a call
-	IsOwn   bool     // it is a request of the gateway itself
 	Traffic *Traffic // traffic of the call; nil for other requests
 
 	// SealState, if not nil, returns what clients get instead of the state of a server request.
 	SealState func(state []byte) string
 
 	// Results.
-	Before     http.Header // headers for a failure: from before the routes ran, or from the handler that refused
-	ClientGone bool        // the client cannot be written to
+	Before http.Header // headers for a failure: from before the routes ran, or from the handler that refused
 	Ending
+	ClientGone bool // the client cannot be written to
 
-	inspection  *Inspection   // on behalf of an operator; nil for clients
-	call        *ActiveCall   // the client's call, if it can be canceled
-	routed      *http.Request // request as the routes got it, if the gateway may answer server requests
-	session     unlogged.Session
-	ctx         exchangeContext
-	cancel      context.CancelCauseFunc // cancels ctx
-	stopLimits  []func() bool           // stop functions of the time limits of streams
-	receiver    responseReceiver
-	reply       reply
-	reader      *streamable.Reader // target of reply, at Aggregate
-	isListening bool               // the client opened a GET stream, at Single
-
-	pendingAnswers atomic.Int32     // responses to server requests that are being sent
+	isListening    bool             // the client opened a GET stream, at Single
 	answered       bool             // the server has responded
+	pendingAnswers atomic.Int32     // responses to server requests that are being sent
 	failure        *jsonrpc.Failure // why the response is missing or rejected
+
+	inspection *Inspection   // on behalf of an operator; nil for clients
+	call       *ActiveCall   // the client's call, if it can be canceled
+	routed     *http.Request // request as the routes got it, if the gateway may answer server requests
+	session    unlogged.Session
+	ctx        exchangeContext
+	limits     timeLimits
+	receiver   responseReceiver
+	reply      reply
+	reader     *streamable.Reader // target of reply, at Aggregate
 }
 
 // A reply receives the response of an exchange.
@@ -133,7 +132,7 @@ func (shared *Shared) NewExchange(
 // Join makes the exchange a part of a call: it is canceled with the call, and cancels the call at
 // its timeout. It returns the context of the request.
 func (x *Exchange) Join(call *ActiveCall) context.Context {
-	x.call, x.cancel, x.ctx = call, call.Cancel, exchangeContext{call.Context, x}
+	x.call, x.limits.cancel, x.ctx = call, call.Cancel, exchangeContext{call.Context, x}
 	return &x.ctx
 }
 
@@ -149,14 +148,19 @@ func (x *Exchange) context(r *http.Request) context.Context {
 func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	target, failure := x.target(r)
 	if failure == nil {
-		failure = x.claim(r.Header)
+		failure = x.Shared.Tasks.check(&x.Caller, x.Server, x.PostedMessage)
+	}
+	if failure == nil {
+		failure = x.binding().claimIDs(r.Header)
 	}
 	if failure != nil {
 		return failure
 	}
 	x.address(r, target)
 	if r.Method == http.MethodPost {
-		x.declareRoots(r)
+		if x.Server.Answer(rootsList).Action == Respond {
+			x.declareRoots(r)
+		}
 		x.propagate(r)
 	}
 	if len(x.Server.Answers) > 0 {
@@ -169,13 +173,13 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	if x.call == nil {
 		var ctx context.Context
-		ctx, x.cancel = context.WithCancelCause(r.Context())
-		defer x.cancel(nil)
+		ctx, x.limits.cancel = context.WithCancelCause(r.Context())
+		defer x.limits.cancel(nil)
 		x.ctx = exchangeContext{ctx, x}
 		r = r.WithContext(&x.ctx)
 	}
 	x.limitTime(r.Method)
-	defer x.stopTimeLimits()
+	defer x.limits.stop()
 	x.receiver.x = x
 	defer x.reply.release()
 	return x.conclude(x.run(r))
@@ -210,84 +214,20 @@ func (x *Exchange) limitTime(method string) {
 	case isLongLived && x.Kind == Aggregate: // its reader ends it
 		return
 	case isLongLived && x.Kind == Single:
-		end := func() { x.cancel(errEnded) }
-		x.stopLimits = append(x.stopLimits, context.AfterFunc(x.Server.Streams, end))
+		x.limits.endWith(x.Server.Streams)
 		if x.Caller.MustReauthenticate() {
-			x.stopLimits = append(x.stopLimits, context.AfterFunc(x.Shared.Reauthenticate, end))
+			x.limits.endWith(x.Shared.Reauthenticate)
 		}
 		return
 	}
-	rr := &x.receiver
-	rr.limit, rr.timeout = x.Shared.ResponseLimit, max(x.Server.Timeout, x.inspection.Timeout())
-	if x.isHandshakeOrList() {
-		rr.timeout = max(rr.timeout, x.Shared.JoinTimeout)
+	x.receiver.limit = x.Shared.ResponseLimit
+	timeout := max(x.Server.Timeout, x.inspection.Timeout())
+	if x.Kind == Aggregate && x.isHandshakeOrList() {
+		timeout = max(timeout, x.Shared.JoinTimeout)
 	}
-	left := rr.timeout
-	if rr.lastActivity.Load() == 0 {
-		rr.lastActivity.Store(int64(streamable.Clock()))
-	} else {
-		left = rr.idleTimeLeft()
-	}
-	rr.timerMu.Lock() // expire may run at once, and needs the timer
-	defer rr.timerMu.Unlock()
-	rr.timer = time.AfterFunc(left, x.expire)
+	x.limits.isTotal = x.Kind == RPC
+	x.limits.start(timeout, x.reply)
 }
-
-// isHandshakeOrList reports whether the message is a handshake or a list request of the aggregate.
-// These have a time limit of their own.
-func (x *Exchange) isHandshakeOrList() bool {
-	method, _ := x.knownMethod()
-	_, isList := mcp.ListKindOf(method)
-	return x.Kind == Aggregate && (isList || method == "initialize" || method == "server/discover")
-}
-
-// expire ends the exchange if the server has been silent for too long.
-func (x *Exchange) expire() {
-	rr := &x.receiver
-	left := rr.idleTimeLeft()
-	if left <= 0 {
-		left = x.reply.timeLeft(rr.timeout)
-	}
-	if left > 0 {
-		rr.timerMu.Lock()
-		defer rr.timerMu.Unlock()
-		rr.timer.Reset(left)
-		return
-	}
-	x.cancel(ErrTimeout)
-}
-
-// stopTimeLimits stops the time limits.
-func (x *Exchange) stopTimeLimits() {
-	if x.receiver.timer != nil {
-		x.receiver.timer.Stop()
-	}
-	for _, stop := range x.stopLimits {
-		stop()
-	}
-}
-
-// answersAnyRequest reports whether the response may contain responses to any requests of the
-// client: the client opened the stream, and it is not the rest of the stream of a known call.
-func (x *Exchange) answersAnyRequest(method string) bool {
-	return method == http.MethodGet && !x.Message.IsRequest()
-}
-
-var (
-	// ErrTimeout cancels a request at its timeout. The client still waits for a response.
-	ErrTimeout = timeoutError{}
-	// errEnded cancels a stream that the client still reads.
-	errEnded = errors.New("stream ended by the gateway")
-)
-
-// timeoutError is a net.Error, so reverse_proxy does not take it for a cancellation by the client.
-type timeoutError struct{}
-
-func (timeoutError) Error() string {
-	return "no response within the timeout of the server or the response_timeout of the gateway"
-}
-func (timeoutError) Timeout() bool   { return true }
-func (timeoutError) Temporary() bool { return true }
 
 // run runs the routes of the server. They panic when a connection breaks during the body. That
 // becomes an error, because the client may still get a response.
@@ -308,7 +248,8 @@ func (x *Exchange) run(r *http.Request) (err error) {
 	if !x.isMasked() {
 		return x.ServeHTTP(x.reply, r)
 	}
-	return x.Server.Mask.Serve(x.reply, r, MaskRequest{x.maskTarget(), x.Goal, x.Caller.Label, x.Traffic.report()}, x)
+	about := MaskRequest{x.maskTarget(x.Server.Name), x.Goal, x.Caller.Label, x.Traffic.report()}
+	return x.Server.Mask.Serve(x.reply, r, about, x)
 }
 
 // isMasked reports whether the response is masked. At the MCP endpoints, responses pass unchanged
@@ -327,16 +268,6 @@ func (x *Exchange) isMasked() bool {
 	return x.Resumed && !x.Message.IsRequest()
 }
 
-// maskTarget returns the target of the exchange, for the mask. It is unknown for a response that a
-// client resumes, and for that of a task.
-func (x *Exchange) maskTarget() mcp.Target {
-	target, ok := mcp.TargetOf(x.Server.Name, &x.Message)
-	if !ok || !x.Message.IsRequest() {
-		target = mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
-	}
-	return target
-}
-
 // ServeHTTP runs the routes of the server with a response that goes to w: the mask, if there is
 // one, or the reply.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
@@ -344,7 +275,13 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if filter != nil {
 		w = filter
 	}
-	x.receiver.ResponseWriter, x.receiver.filtered = x.bindResponse(r, w), filter != nil
+	if watcher := newTaskWatcher(x, w, r); watcher != nil {
+		w = watcher
+	}
+	if x.Kind == Single {
+		w = x.binding().bindEvents(w, r)
+	}
+	x.receiver.ResponseWriter, x.receiver.filtered = w, filter != nil
 	ended := false
 	defer func() {
 		x.receiver.incomplete = !ended // before the mask flushes held data
@@ -449,10 +386,9 @@ func (x *Exchange) record(httpMethod string) {
 		return
 	}
 	answered, fault := x.serverHealth(httpMethod)
-	x.Shared.Observer.RequestDone(Record{
-		Server: x.Server.Name, Method: x.Label(httpMethod, x.Kind), ClientMethod: x.MethodName(), Tool: x.ToolName(),
-		Outcome: x.Outcome, ErrorCode: x.ErrorCode, Duration: time.Since(x.Began), Answered: answered, Fault: fault,
-	})
+	r := x.NewRecord(x.Server.Name, httpMethod, x.Kind)
+	r.Outcome, r.ErrorCode, r.Duration, r.Answered, r.Fault = x.Outcome, x.ErrorCode, time.Since(x.Began), answered, fault
+	x.Shared.Observer.RequestDone(r)
 }
 
 // Pass sends r, a request of a client at Single or RPC, to the server.
@@ -460,7 +396,8 @@ func (x *Exchange) Pass(r *http.Request) *jsonrpc.Failure {
 	if x.Kind == RPC {
 		x.reply = &rpcReply{x: x}
 	} else {
-		x.reply, x.isListening = &passthroughReply{x: x, r: r}, r.Method == http.MethodGet
+		x.reply = &passthroughReply{x: x, r: r, endpoints: endpointSealer{x: x}}
+		x.isListening = r.Method == http.MethodGet
 	}
 	defer x.record(r.Method)
 	failure := x.forward(r)
@@ -477,7 +414,9 @@ func (x *Exchange) Pass(r *http.Request) *jsonrpc.Failure {
 func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
 	host := r.Host // the routes may change it
-	failure := x.resume(r, host, x.forward(r))
+	failure := x.forward(r)
+	rest := resumption{x: x, last: x, ctx: x.context(r), r: r, host: host}
+	failure = rest.run(failure)
 	code, answered := x.reader.Outcome()
 	x.answered = answered
 	switch {
@@ -541,9 +480,9 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 func (w *readerReply) Write(p []byte) (int, error) {
 	w.x.Traffic.addSent(len(p))
 	n, err := w.Reader.Write(p)
-	if rr := &w.x.receiver; w.x.Resumed && rr.timer != nil && w.done() {
+	if limits := &w.x.limits; w.x.Resumed && limits.hasTimeout() && w.done() {
 		w.responded.Store(true)
-		rr.limitIdle(StreamGrace)
+		limits.limitIdle(StreamGrace)
 	}
 	return n, err
 }

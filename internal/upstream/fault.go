@@ -183,16 +183,16 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 			return false, nil // its pool logs that, and knows when it is back
 		}
 	case "timeout":
-		certainty = x.certainty()
+		certainty = certaintyOf(x.MethodName())
 	case "invalid_json", "invalid_response":
-		certainty, failure = x.certainty(), failure.Because(x.UnexpectedResponse())
+		certainty, failure = certaintyOf(x.MethodName()), failure.Because(x.UnexpectedResponse())
 	case "http_error":
 		if x.isClientFault(failure.Data.StatusCode) {
 			return false, nil
 		}
 		certainty = Weak
 		if failure.Data.StatusCode >= 500 {
-			certainty = x.certainty()
+			certainty = certaintyOf(x.MethodName())
 		}
 		failure = failure.Because(x.UnexpectedResponse())
 	default:
@@ -203,10 +203,10 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 	return false, f
 }
 
-// certainty returns how much a missing response says about the server. One tool may be slow or
-// broken while others work.
-func (x *Exchange) certainty() Certainty {
-	switch method := x.MethodName(); {
+// certaintyOf returns how much a missing response to a method says about the server. One tool may
+// be slow or broken while others work.
+func certaintyOf(method string) Certainty {
+	switch {
 	case method == "initialize", method == "server/discover", method == "ping", strings.HasSuffix(method, "/list"):
 		return Certain
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -73,14 +72,9 @@ func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 	return f
 }
 
-// IsModern reports whether a request is of the modern era.
-func (x *Exchange) IsModern(r *http.Request) bool {
-	return httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless || x.Message.Has(jsonrpc.ProtocolVersion)
-}
-
 // onMessage returns a message as the client gets it; nil to drop it.
 func (f *filter) onMessage(message []byte) ([]byte, error) {
-	if f.r.Method == http.MethodGet && f.EventNamed(isEndpointEvent) && f.x.noteEndpoint(message) {
+	if f.r.Method == http.MethodGet && f.EventNamed(isEndpointEvent) && f.noteEndpoint(message) {
 		return message, nil // a later step replaces it
 	}
 	// Some servers send a byte order mark first, and some clients ignore it.
@@ -155,7 +149,7 @@ func (f *filter) filterMessage(message []byte) ([]byte, error) {
 		}
 	}
 	if f.states {
-		message = f.x.withSealedState(message)
+		message = f.sealState(message)
 	}
 	redacted, n, err := f.x.Caller.Redactor().Message(message)
 	if err != nil {
@@ -410,9 +404,8 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	return []jsonspan.Edit{e.Moved(item.Start)}
 }
 
-// withSealedState replaces the state in a result that asks for input. Clients accept no other
-// state.
-func (x *Exchange) withSealedState(answer []byte) []byte {
+// sealState replaces the state in a result that asks for input. Clients accept no other state.
+func (f *filter) sealState(answer []byte) []byte {
 	var m jsonrpc.Message
 	if m.Read(answer) != nil {
 		return answer
@@ -425,6 +418,6 @@ func (x *Exchange) withSealedState(answer []byte) []byte {
 	if edit, ok := jsonspan.Remove(result, "requestState"); ok {
 		result = jsonspan.Spliced(result, edit)
 	}
-	state := slices.Concat([]byte(`"requestState":`), jsonrpc.Quote(x.SealState(input.State)))
+	state := slices.Concat([]byte(`"requestState":`), jsonrpc.Quote(f.x.SealState(input.State)))
 	return jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Result, jsonspan.Spliced(result, jsonspan.Insert(result, state))))
 }

@@ -25,22 +25,26 @@ import (
 // serveRoutes runs the routes of the server for r.
 func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
 	if x.Kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
-		return x.Shared.Retained.httpSSE.Serve(w, r, x.httpSSEUpstream())
+		return x.Shared.Retained.httpSSE.Serve(w, r, httpSSEAccess{x.Server, x.Caller.Account()}.upstream())
 	}
 	return x.Server.Routes.Serve(w, r, x.Caller.Account())
 }
 
-// httpSSEUpstream returns the access to a server with HTTP+SSE, for requests in its sessions.
-func (x *Exchange) httpSSEUpstream() httpsse.Upstream {
-	server, account := x.Server, x.Caller.Account()
-	return httpsse.Upstream{
-		Server: server.ID,
-		Serve: func(w http.ResponseWriter, r *http.Request) error {
-			// Its response and its session are not those of the exchange.
-			r = r.WithContext(new(unlogged.Session).In(r.Context()))
-			return server.serve(w, r, account)
-		},
-	}
+// An httpSSEAccess is the access of an account to a server with HTTP+SSE.
+type httpSSEAccess struct {
+	server  *Server
+	account string
+}
+
+// upstream returns the access as package httpsse needs it, for requests in existing sessions.
+func (a httpSSEAccess) upstream() httpsse.Upstream {
+	return httpsse.Upstream{Server: a.server.ID, Serve: a.serve}
+}
+
+// serve runs the routes of the server. The response and its session are not those of an exchange.
+func (a httpSSEAccess) serve(w http.ResponseWriter, r *http.Request) error {
+	r = r.WithContext(new(unlogged.Session).In(r.Context()))
+	return a.server.serve(w, r, a.account)
 }
 
 // NoteHTTPSSE records whether the server uses HTTP+SSE.
@@ -64,7 +68,7 @@ func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Reques
 	session string, failure *jsonrpc.Failure,
 ) {
 	server := x.Server
-	up := x.httpSSEUpstream()
+	up := httpSSEAccess{server, x.Caller.Account()}.upstream()
 	up.Name, up.Owner, up.Target, up.Hosts = server.Name, owner, server.Target, server.Hosts
 	up.Request = func(ctx context.Context) *http.Request {
 		get := server.Routes.Derive(ctx, r, false)
@@ -114,26 +118,15 @@ func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 	return u, nil
 }
 
-// sealedEndpoint returns the URL of the gateway for one of the server. It reports false if the
-// address is not a valid URL.
-func (x *Exchange) sealedEndpoint(address string) (string, bool) {
-	ref, err := url.Parse(strings.TrimSpace(address))
-	if err != nil || ref.Opaque != "" {
-		return "", false
-	}
-	uri := base64.RawURLEncoding.EncodeToString([]byte(x.Server.Target.ResolveReference(ref).RequestURI()))
-	return x.Path + "?" + endpointParam + "=" + x.binding().bind(boundEndpoint, uri), true
-}
-
 // noteEndpoint records the URL to which responses to server requests are posted. It reports whether
 // the address is valid.
-func (x *Exchange) noteEndpoint(address []byte) bool {
+func (f *filter) noteEndpoint(address []byte) bool {
 	ref, err := url.Parse(string(bytes.TrimSpace(address)))
 	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
 		return false
 	}
-	if x.routed != nil {
-		streamable.Direct(x.routed, x.Server.Target.ResolveReference(ref))
+	if f.x.routed != nil {
+		streamable.Direct(f.x.routed, f.x.Server.Target.ResolveReference(ref))
 	}
 	return true
 }
@@ -142,6 +135,7 @@ func (x *Exchange) noteEndpoint(address []byte) bool {
 // one origin, so an unchanged URL could belong to another server, and the client would post to
 // that.
 type endpointSealer struct {
+	x          *Exchange
 	events     sse.Scanner
 	fields     sse.Fields // of the event
 	held       []byte     // the event, until its kind is known
@@ -157,14 +151,14 @@ const longestEndpoint = 64 << 10
 var errInvalidEndpoint = errors.New("MCP server announced an invalid endpoint")
 
 // seal returns the bytes that can be forwarded. They are valid until the next call.
-func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bool)) (_ []byte, err error) {
+func (s *endpointSealer) seal(p []byte) (_ []byte, err error) {
 	s.out = s.out[:0]
 	s.events.Each(p, func(kind sse.Kind, part []byte) {
 		if err != nil {
 			return
 		}
 		if kind == sse.Dispatch {
-			err = s.dispatch(replace)
+			err = s.dispatch()
 			return
 		}
 		if kind == sse.Frame {
@@ -211,11 +205,11 @@ func isEndpointEvent(name string) bool {
 }
 
 // dispatch ends an event. It replaces the URL of an endpoint.
-func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {
+func (s *endpointSealer) dispatch() error {
 	if !s.isEndpoint {
 		s.emit(s.held)
 	} else {
-		sealed, ok := replace(dataOf(s.held))
+		sealed, ok := s.sealed(dataOf(s.held))
 		if !ok {
 			return errInvalidEndpoint
 		}
@@ -224,6 +218,17 @@ func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) e
 	s.fields.Reset()
 	s.isEndpoint, s.forwarding = false, false
 	return nil
+}
+
+// sealed returns the URL of the gateway for one of the server. It reports false if the address is
+// not a valid URL.
+func (s *endpointSealer) sealed(address string) (string, bool) {
+	ref, err := url.Parse(strings.TrimSpace(address))
+	if err != nil || ref.Opaque != "" {
+		return "", false
+	}
+	uri := base64.RawURLEncoding.EncodeToString([]byte(s.x.Server.Target.ResolveReference(ref).RequestURI()))
+	return s.x.Path + "?" + endpointParam + "=" + s.x.binding().bind(boundEndpoint, uri), true
 }
 
 // emit forwards bytes instead of the held ones.

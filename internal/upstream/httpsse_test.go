@@ -18,12 +18,12 @@ var testSealer = seal.New("test", []byte("a key of these tests"))
 
 // sealAll seals a stream that is read in pieces of a size.
 func sealAll(s *Server, stream string, size int) (string, error) {
-	x := &Exchange{Shared: &Shared{Sealer: testSealer}, Server: s, Path: "/mcp/old",
+	x := &Exchange{Shared: &Shared{Sealer: testSealer}, Server: s, Kind: Single, Path: "/mcp/old",
 		Caller: access.Caller{Identity: "ann"}}
-	var sealer endpointSealer
+	sealer := endpointSealer{x: x}
 	var all []byte
 	for piece := range slices.Chunk([]byte(stream), size) {
-		passed, err := sealer.seal(piece, x.sealedEndpoint)
+		passed, err := sealer.seal(piece)
 		all = append(all, passed...)
 		if err != nil {
 			return string(all), err
@@ -101,7 +101,7 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 		}
 		claims := func(x *Exchange, session string) (string, bool) {
 			header := http.Header{mcp.SessionHeader: {session}}
-			failure := x.claim(header)
+			failure := x.binding().claimIDs(header)
 			return header.Get(mcp.SessionHeader), failure == nil
 		}
 		own := at(identity, server)
@@ -123,7 +123,7 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 			otherServer == server) {
 			t.Fatalf("%q of %q at %q also belongs to %q at %q: %t", bound, identity, server, otherIdentity, otherServer, ok)
 		}
-		if failure := own.claim(http.Header{mcp.SessionHeader: {bound, bound}}); failure == nil {
+		if failure := own.binding().claimIDs(http.Header{mcp.SessionHeader: {bound, bound}}); failure == nil {
 			t.Fatal("two sessions have the same id")
 		}
 	})

@@ -16,13 +16,13 @@ type passthroughReply struct {
 	x *Exchange
 	r *http.Request // from the client
 
-	status    int // 0 until WriteHeader
-	media     httpbody.MediaType
+	status    int            // 0 until WriteHeader
 	parser    *parser        // nil if there is nothing to parse
 	endpoints endpointSealer // of a stream that was opened to listen
-	inEvent   bool           // an event has been sent in part
-	sentData  bool           // including a part of its data
-	answered  bool           // one of the events was the response
+	media     httpbody.MediaType
+	inEvent   bool // an event has been sent in part
+	sentData  bool // including a part of its data
+	answered  bool // one of the events was the response
 }
 
 const noBuffering = "X-Accel-Buffering"
@@ -95,7 +95,7 @@ func (w *passthroughReply) FlushError() error {
 
 // seal forwards events, and replaces endpoints in them.
 func (w *passthroughReply) seal(p []byte) (int, error) {
-	sealed, err := w.endpoints.seal(p, w.x.sealedEndpoint)
+	sealed, err := w.endpoints.seal(p)
 	if len(sealed) > 0 {
 		_, _ = w.write(sealed)
 		w.sentData = w.endpoints.forwarding

@@ -8,32 +8,24 @@ import (
 	"maps"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A responseReceiver is the response writer for the routes of the server. It enforces the timeout
-// and the size limit on the bytes that the server sends, before the filter and the mask. It
-// forwards only headers that clients may get. Headers that were set before the routes ran are the
-// operator's, and stay. Trailers are dropped.
+// A responseReceiver is the response writer for the routes of the server. It notes when the server
+// is active, and enforces the size limit on the bytes that the server sends, before the filter and
+// the mask. It forwards only headers that clients may get. Headers that were set before the routes
+// ran are the operator's, and stay. Trailers are dropped.
 type responseReceiver struct {
 	http.ResponseWriter
 	x      *Exchange
 	header http.Header // as the routes see it
 
-	timerMu       sync.Mutex  // held while timer is set
-	timer         *time.Timer // ends the request; nil for streams without a timeout
-	timeout       time.Duration
-	lastActivity  atomic.Int64 // when the server's silence began, by streamable.Clock; pauses it asked for do not count
-	limit         int64        // in bytes; 0 for none
-	size          int64        // bytes received
+	limit         int64 // in bytes; 0 for none
+	size          int64 // bytes received
 	status        int
 	informational int  // informational responses received
 	wroteHeader   bool // the status has been received
@@ -90,7 +82,7 @@ func (rr *responseReceiver) WriteHeader(status int) {
 		return
 	}
 	if !rr.x.Resumed { // otherwise it only says that there may be more
-		rr.noteActivity()
+		rr.x.limits.noteActivity()
 	}
 	if rr.wroteHeader {
 		return
@@ -113,8 +105,8 @@ func (rr *responseReceiver) WriteHeader(status int) {
 	if rr.escapes {
 		httpbody.DropDescription(header)
 	}
-	if id := httpbody.GetHeader(header, mcp.SessionHeader); id != "" && rr.x.bindsSessions() {
-		header.Set(mcp.SessionHeader, rr.x.binding().bind(boundSession, id))
+	if b, id := rr.x.binding(), httpbody.GetHeader(header, mcp.SessionHeader); id != "" && b.isPersonal() {
+		header.Set(mcp.SessionHeader, b.bind(boundSession, id))
 	}
 	if rr.x.Kind == RPC && (status == http.StatusOK || status == http.StatusForbidden) &&
 		httpbody.TypeOf(httpbody.GetHeader(header, "Content-Type")) == httpbody.Other {
@@ -207,7 +199,7 @@ func (rr *responseReceiver) Write(p []byte) (int, error) {
 		return 0, errRejected
 	}
 	if !isKeepAlive(p) {
-		rr.noteActivity()
+		rr.x.limits.noteActivity()
 	}
 	rr.x.Traffic.addReceived(len(p))
 	if rr.size += int64(len(p)); rr.limit > 0 && rr.size > rr.limit {
@@ -242,24 +234,6 @@ func (rr *responseReceiver) FlushError() error {
 // ReadFrom hides the ReadFrom of the underlying writer from io.Copy.
 func (rr *responseReceiver) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{rr}, r)
-}
-
-// noteActivity records a sign of life of the server. At RPC the timeout is for the whole response.
-func (rr *responseReceiver) noteActivity() {
-	if rr.timer != nil && rr.x.Kind != RPC {
-		rr.lastActivity.Store(int64(streamable.Clock()))
-	}
-}
-
-// idleTimeLeft returns for how much longer the server may be silent.
-func (rr *responseReceiver) idleTimeLeft() time.Duration {
-	return rr.timeout - streamable.Clock() + time.Duration(rr.lastActivity.Load())
-}
-
-// limitIdle ends the request if the server is silent for left from now on.
-func (rr *responseReceiver) limitIdle(left time.Duration) {
-	rr.lastActivity.Store(int64(streamable.Clock() - rr.timeout + left))
-	rr.timer.Reset(left)
 }
 
 // isKeepAlive reports whether p has only comments and events without data, which servers send to

@@ -87,6 +87,35 @@ func (p *PostedMessage) IsRequest() bool {
 	}
 }
 
+// isHandshakeOrList reports whether the message is a handshake or a list request. At Aggregate,
+// these have a time limit of their own.
+func (p *PostedMessage) isHandshakeOrList() bool {
+	method, _ := p.knownMethod()
+	_, isList := mcp.ListKindOf(method)
+	return isList || method == "initialize" || method == "server/discover"
+}
+
+// answersAnyRequest reports whether the response may contain responses to any requests of the
+// client: the client opened the stream, and it is not the rest of the stream of a known call.
+func (p *PostedMessage) answersAnyRequest(httpMethod string) bool {
+	return httpMethod == http.MethodGet && !p.Message.IsRequest()
+}
+
+// maskTarget returns the target at a server, for the mask. It is unknown for a response that a
+// client resumes, and for that of a task.
+func (p *PostedMessage) maskTarget(server string) mcp.Target {
+	target, ok := mcp.TargetOf(server, &p.Message)
+	if !ok || !p.Message.IsRequest() {
+		target = mcp.Target{Server: server, Kind: mcp.Other}
+	}
+	return target
+}
+
+// IsModern reports whether the message, posted with r, is of the modern era.
+func (p *PostedMessage) IsModern(r *http.Request) bool {
+	return httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless || p.Message.Has(jsonrpc.ProtocolVersion)
+}
+
 // Post makes the message the body of r. A transport may still read it after the response, so its
 // bytes are never reused.
 func (p *PostedMessage) Post(r *http.Request) {
@@ -109,8 +138,14 @@ func (p *PostedMessage) edit(r *http.Request, edit jsonspan.Edit) {
 	}
 }
 
-// Label returns the method for metrics: one of a fixed set.
-func (p *PostedMessage) Label(httpMethod string, kind EndpointKind) string {
+// NewRecord returns a record of the request before its end. The server is "" if it is not exactly
+// one.
+func (p *PostedMessage) NewRecord(server, httpMethod string, kind EndpointKind) Record {
+	return Record{Server: server, Method: p.label(httpMethod, kind), ClientMethod: p.MethodName(), Tool: p.ToolName()}
+}
+
+// label returns the method for metrics: one of a fixed set.
+func (p *PostedMessage) label(httpMethod string, kind EndpointKind) string {
 	switch {
 	case httpMethod == http.MethodGet && kind != RPC:
 		return methodStream
@@ -237,10 +272,10 @@ func IsIdentifying(name string) bool {
 // Traceparent is the member of _meta, and the header, with the trace of a request.
 const Traceparent = "traceparent"
 
-// propagate adds the trace of the request to the message, unless the client did.
-func (x *Exchange) propagate(r *http.Request) {
+// propagate adds the trace of r to the message, unless the client did.
+func (p *PostedMessage) propagate(r *http.Request) {
 	span := trace.SpanContextFromContext(r.Context())
-	m := &x.Message
+	m := &p.Message
 	if !span.IsValid() || !m.IsRequest() || m.Has(jsonrpc.Traceparent) {
 		return
 	}
@@ -250,5 +285,5 @@ func (x *Exchange) propagate(r *http.Request) {
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(r.Context(), carrier)
 	member := append([]byte(`"`+Traceparent+`":`), jsonrpc.Quote(carrier[Traceparent])...)
-	x.edit(r, x.Message.InsertMeta(member))
+	p.edit(r, m.InsertMeta(member))
 }

@@ -19,63 +19,88 @@ import (
 // maxResumes is how often the rest of a stream is requested before another event arrives.
 const maxResumes = 10
 
-// isResumable reports whether the stream ended before the response and can be resumed.
-func (x *Exchange) isResumable() bool {
-	reader := x.reader
-	return reader != nil && reader.Position != nil && reader.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
-		!x.reply.done() && !reader.IsTruncated() && x.failure == nil && !x.ClientGone && reader.Fault(x.Server.Name) == nil
+// A resumption requests the rest of the stream of an exchange.
+type resumption struct {
+	x    *Exchange       // the exchange with the request, which is reported
+	last *Exchange       // the exchange with the last part of the stream
+	ctx  context.Context // of the call
+	r    *http.Request   // started the stream
+	host string          // host that it was sent to
 }
 
-// resume resumes a stream until it has the response. r is the request that started the stream, host
-// the host it was sent to, and failure how it ended.
-func (x *Exchange) resume(r *http.Request, host string, failure *jsonrpc.Failure) *jsonrpc.Failure {
-	ctx, position := x.context(r), x.reader.Position
-	for last := x; last.isResumable(); {
-		if !last.canResume(failure) {
-			return x.giveUp(ctx, jsonrpc.StreamLost(x.Server.Name))
+// run resumes a stream until it has the response. failure is how it ended.
+func (s *resumption) run(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	for s.isPossible() {
+		if !s.mayContinue(failure) {
+			return s.giveUp(jsonrpc.StreamLost(s.x.Server.Name))
 		}
-		if failure := last.pause(ctx, x.call); failure != nil {
-			return x.giveUp(ctx, failure)
+		if failure := s.pause(); failure != nil {
+			return s.giveUp(failure)
 		}
-		x.Shared.Logger.Debug("resuming stream of MCP server",
-			zap.String("mcp_server", x.Server.Name), zap.Int("attempt", position.Attempts))
-		get := x.Server.Routes.Derive(ctx, r, false)
-		get.Host = host
-		httpbody.EmptyAs(get, http.MethodGet)
-		session := streamable.Session{
-			Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
-		}
-		session.SetGETHeaders(get.Header, position.ID)
-		last = last.nextExchange()
-		failure = last.forward(get)
-		x.Ending = last.Ending
+		s.x.Shared.Logger.Debug("resuming stream of MCP server",
+			zap.String("mcp_server", s.x.Server.Name), zap.Int("attempt", s.x.reader.Position.Attempts))
+		get := s.newRequest()
+		s.last = s.nextExchange()
+		failure = s.last.forward(get)
+		s.x.Ending = s.last.Ending
 	}
 	return failure
 }
 
+// isPossible reports whether the stream ended before the response and can be resumed.
+func (s *resumption) isPossible() bool {
+	x, reader := s.last, s.x.reader
+	return reader != nil && reader.Position != nil && reader.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
+		!x.reply.done() && !reader.IsTruncated() && x.failure == nil && !x.ClientGone && reader.Fault(x.Server.Name) == nil
+}
+
+// mayContinue reports whether the stream may still be resumed, now or later, after a failure. A
+// server responds with 409 if it has not noticed yet that the last connection is broken.
+func (s *resumption) mayContinue(failure *jsonrpc.Failure) bool {
+	switch status := s.x.reader.Status(); {
+	case status == 0:
+		return failure == nil || failure.Status >= 500
+	case status == http.StatusOK:
+		return s.x.reader.IsStream()
+	default:
+		return status >= 500 || status == http.StatusConflict
+	}
+}
+
 // pause waits until the stream may be resumed. It returns a failure if the stream must not be
 // resumed anymore.
-func (x *Exchange) pause(ctx context.Context, call *ActiveCall) *jsonrpc.Failure {
-	position, rr := x.reader.Position, &x.receiver
+func (s *resumption) pause() *jsonrpc.Failure {
+	ctx, position := s.ctx, s.x.reader.Position
 	if position.Attempts >= maxResumes {
-		return jsonrpc.StreamLost(x.Server.Name)
+		return jsonrpc.StreamLost(s.x.Server.Name)
 	}
-	defer call.pause()()
-	if rr.timer != nil { // otherwise the client decides how long it waits
-		rr.lastActivity.Add(int64(position.Retry())) // the server asked for this pause
-		left := max(rr.idleTimeLeft(), x.reply.timeLeft(rr.timeout)+position.Retry())
+	defer s.x.call.pause()()
+	if s.last.limits.hasTimeout() { // otherwise the client decides how long it waits
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, left)
+		ctx, cancel = context.WithTimeout(ctx, s.last.limits.addPause(position.Retry()))
 		defer cancel()
 	}
 	if !position.Wait(ctx) {
-		return jsonrpc.Timeout(x.Server.Name)
+		return jsonrpc.Timeout(s.x.Server.Name)
 	}
 	return nil
 }
 
+// newRequest returns the request for the rest of the stream.
+func (s *resumption) newRequest() *http.Request {
+	get := s.x.Server.Routes.Derive(s.ctx, s.r, false)
+	get.Host = s.host
+	httpbody.EmptyAs(get, http.MethodGet)
+	session := streamable.Session{
+		Era: mcp.Legacy, Version: s.r.Header.Get(mcp.VersionHeader), ID: s.r.Header.Get(mcp.SessionHeader),
+	}
+	session.SetGETHeaders(get.Header, s.x.reader.Position.ID)
+	return get
+}
+
 // nextExchange returns the exchange for the rest of the stream.
-func (x *Exchange) nextExchange() *Exchange {
+func (s *resumption) nextExchange() *Exchange {
+	x := s.last
 	x.reader.Resume()
 	rest := &Exchange{
 		Shared: x.Shared, Server: x.Server, Kind: x.Kind, Writer: x.Writer, Began: x.Began,
@@ -83,28 +108,15 @@ func (x *Exchange) nextExchange() *Exchange {
 		inspection: x.inspection, Traffic: x.Traffic,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
-	rest.receiver.lastActivity.Store(x.receiver.lastActivity.Load())
+	rest.limits.lastActivity.Store(x.limits.lastActivity.Load())
 	rest.receiver.size = x.receiver.size
 	return rest
 }
 
-// canResume reports whether the stream may still be resumed, now or later. A server responds with
-// 409 if it has not noticed yet that the last connection is broken.
-func (x *Exchange) canResume(failure *jsonrpc.Failure) bool {
-	switch status := x.reader.Status(); {
-	case status == 0:
-		return failure == nil || failure.Status >= 500
-	case status == http.StatusOK:
-		return x.reader.IsStream()
-	default:
-		return status >= 500 || status == http.StatusConflict
-	}
-}
-
 // giveUp ends a request whose response will not come.
-func (x *Exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Failure {
-	if ctx.Err() != nil {
-		x.ClientGone, x.Outcome = true, OutcomeCanceled
+func (s *resumption) giveUp(failure *jsonrpc.Failure) *jsonrpc.Failure {
+	if s.ctx.Err() != nil {
+		s.x.ClientGone, s.x.Outcome = true, OutcomeCanceled
 		return nil
 	}
 	return failure

@@ -185,7 +185,7 @@ func (w *rpcReply) handleEvent(kind sse.Kind, part []byte) error {
 			w.finish()
 			// The stream should end now. If it does not, end it: a client that keeps its connection
 			// waits for that with its next request.
-			w.x.receiver.limitIdle(StreamGrace)
+			w.x.limits.limitIdle(StreamGrace)
 		default:
 			p.held.Reset()
 			p.outline.Reset()

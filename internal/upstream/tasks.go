@@ -153,11 +153,11 @@ func (t *Tasks) Has(c *access.Caller, s *Server, id string) bool {
 	return found.identity == c.Identity && owner.Allows(found.target)
 }
 
-// claimTasks refuses a request that names a task of another client.
-func (x *Exchange) claimTasks() *jsonrpc.Failure {
+// check refuses a message to a server that names a task of another client.
+func (t *Tasks) check(c *access.Caller, s *Server, p *PostedMessage) *jsonrpc.Failure {
 	var ids []string
-	switch m := &x.Message; {
-	case strings.HasPrefix(x.MethodName(), "tasks/") && m.Has(jsonrpc.TaskID):
+	switch m := &p.Message; {
+	case strings.HasPrefix(p.MethodName(), "tasks/") && m.Has(jsonrpc.TaskID):
 		ids = []string{m.Text(jsonrpc.TaskID)}
 	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
 		var listed []string // not ids, which would escape to the heap for every request
@@ -167,51 +167,19 @@ func (x *Exchange) claimTasks() *jsonrpc.Failure {
 		ids = listed
 	}
 	for _, id := range ids {
-		if !x.Shared.Tasks.Has(&x.Caller, x.Server, id) {
+		if !t.Has(c, s, id) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").WithStatusOK()
 		}
 	}
 	return nil
 }
 
-// watchTasks wraps w if the response may create a task for an identified client.
-func (x *Exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
-	target := mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
-	switch {
-	case x.Caller.Identity == "" || strings.HasPrefix(x.MethodName(), "tasks/"):
-		return w
-	case x.answersAnyRequest(r.Method):
-		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do
-		// not send their version.
-		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
-			return w
-		}
-	case !x.Message.IsRequest() || !bytes.Contains(x.Message.Raw, []byte("task")):
-		return w // the client does not ask for a task
-	default:
-		if called, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
-			target = called
-		}
-	}
-	r.Header.Del("Accept-Encoding") // the response is parsed
-	watcher := &taskWatcher{next: w, request: x.Message.Literal(jsonrpc.ID)}
-	watcher.onTask = func(id string) {
-		x.Shared.Tasks.add(taskKey{x.Server.Name, id}, task{
-			identity: x.Caller.Identity, target: target, annotations: x.Caller.Annotations,
-		})
-	}
-	watcher.reader = newTaskPaths.Watch(watcher.onValue)
-	return watcher
-}
-
-// newTaskPaths are the paths of the id of a response, and of the task that it creates.
-var newTaskPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
-
 // A taskWatcher looks for a new task in a response, which passes unchanged.
 type taskWatcher struct {
 	next        http.ResponseWriter
-	request     []byte // id of the request; nil for any
-	onTask      func(task string)
+	x           *Exchange
+	target      mcp.Target // of the call
+	request     []byte     // id of the request; nil for any
 	reader      *jsonspan.Watcher
 	media       httpbody.MediaType
 	wroteHeader bool
@@ -221,6 +189,35 @@ type taskWatcher struct {
 	isResponse bool // it is the response to the request
 	task       string
 }
+
+// newTaskWatcher returns a taskWatcher that writes to w; nil if the response cannot create a task
+// for an identified client.
+func newTaskWatcher(x *Exchange, w http.ResponseWriter, r *http.Request) *taskWatcher {
+	target := mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
+	switch {
+	case x.Caller.Identity == "" || strings.HasPrefix(x.MethodName(), "tasks/"):
+		return nil
+	case x.answersAnyRequest(r.Method):
+		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do
+		// not send their version.
+		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
+			return nil
+		}
+	case !x.Message.IsRequest() || !bytes.Contains(x.Message.Raw, []byte("task")):
+		return nil // the client does not ask for a task
+	default:
+		if called, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
+			target = called
+		}
+	}
+	r.Header.Del("Accept-Encoding") // the response is parsed
+	watcher := &taskWatcher{next: w, x: x, target: target, request: x.Message.Literal(jsonrpc.ID)}
+	watcher.reader = newTaskPaths.Watch(watcher.onValue)
+	return watcher
+}
+
+// newTaskPaths are the paths of the id of a response, and of the task that it creates.
+var newTaskPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
 
 // onValue handles a value of a message. Values come in any order.
 func (w *taskWatcher) onValue(path int, k jsonspan.Kind, literal []byte) {
@@ -232,7 +229,9 @@ func (w *taskWatcher) onValue(path int, k jsonspan.Kind, literal []byte) {
 		w.task = string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	}
 	if w.isResponse && w.task != "" {
-		w.onTask(w.task)
+		w.x.Shared.Tasks.add(taskKey{w.x.Server.Name, w.task}, task{
+			identity: w.x.Caller.Identity, target: w.target, annotations: w.x.Caller.Annotations,
+		})
 		w.task = ""
 	}
 }

@@ -1224,7 +1224,7 @@ func TestAggregateWaitsToResume(t *testing.T) {
 	address := freeAddress(t)
 	load(t, site(address, gateway("separator __", s.line("remote"), child("alpha"))))
 	waiting := func() bool {
-		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "upstream.(*Exchange).pause")
+		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "upstream.(*resumption).pause")
 	}
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
