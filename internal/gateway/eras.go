@@ -540,8 +540,8 @@ func (held *heldCall) askClient(sc scope, sideRequests *upstream.SideRequests, m
 // askInput answers the client's request with an input-required result.
 func (c legacyRelay) askInput(q *heldQuestion) *jsonrpc.Failure {
 	state := q.State
-	if c.Confirmed {
-		state = c.ConfirmedState(jsonrpc.Quote(state))
+	if c.Elicitation.Confirmed {
+		state = c.Elicitation.ConfirmedState(jsonrpc.Quote(state))
 	}
 	wants := mcp.InputRequest{Method: q.Method, Params: q.Params}
 	return c.answerAs(mcp.InputRequired, mcp.NewInputResult(q.Key, wants, state))

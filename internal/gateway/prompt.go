@@ -81,10 +81,10 @@ func (p prompter) askOne(question string, elicitation any) (answer json.RawMessa
 // may be made.
 func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 	switch {
-	case !p.AwaitsConfirmation():
+	case !p.Elicitation.AwaitsConfirmation():
 		return true, nil
 	case p.era == mcp.Modern:
-		return false, p.answerAs(mcp.InputRequired, p.Ask(inbound.ConfirmRequest, p.Confirmation()))
+		return false, p.answerAs(mcp.InputRequired, p.Elicitation.Ask(inbound.ConfirmRequest, p.Elicitation.Confirmation()))
 	}
 	size := int64(len(p.Message.Raw))
 	if !p.g.heldMeter.Take(p.client.owner, size) {
@@ -93,7 +93,7 @@ func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 	defer p.g.heldMeter.Give(p.client.owner, size)
 	p.active.held.Store(true)
 	defer p.active.held.Store(false)
-	answer, failure := p.askOne(inbound.ConfirmRequest, p.Confirmation())
+	answer, failure := p.askOne(inbound.ConfirmRequest, p.Elicitation.Confirmation())
 	switch {
 	case p.canceled():
 		failure = p.answerFailure(jsonrpc.ConfirmationDeclined(p.link.serverName))
@@ -102,7 +102,7 @@ func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 	case failure != nil && failure.Data.Symbol == "timeout":
 		failure = p.DeniedBy(p.Decision, jsonrpc.ConfirmationTimeout(p.link.serverName), p.Target())
 	default: // an error response of the client does not approve the call
-		failure = p.TakeConfirmation(answer)
+		failure = p.Elicitation.TakeConfirmation(answer)
 	}
 	if failure != nil {
 		return false, p.answerFailure(failure)
@@ -113,12 +113,12 @@ func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 // takeResponses takes the responses of a modern client to requests of the gateway: confirmations
 // and logins.
 func (p prompter) takeResponses() *jsonrpc.Failure {
-	key, answer, failure := p.TakeResponse()
+	key, answer, failure := p.Elicitation.TakeResponse()
 	switch {
 	case failure != nil:
 		return failure
 	case key == inbound.ConfirmRequest:
-		return p.TakeConfirmation(answer)
+		return p.Elicitation.TakeConfirmation(answer)
 	case key == inbound.LoginRequest && p.Server.Login != nil: // a reload may have removed Login
 		return p.awaitLogin(answer)
 	}
@@ -167,7 +167,7 @@ func (p prompter) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failu
 	case p.era == mcp.Modern && !mcp.MayRequireInput(p.Message.Text(jsonrpc.Method)):
 		return false, p.answerFailure(required)
 	case p.era == mcp.Modern:
-		return false, p.answerAs(mcp.InputRequired, p.Ask(inbound.LoginRequest, ask))
+		return false, p.answerAs(mcp.InputRequired, p.Elicitation.Ask(inbound.LoginRequest, ask))
 	case !p.out.AcceptsStream():
 		return false, p.answerLoginAddress(required, ask)
 	}

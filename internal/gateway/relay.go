@@ -56,8 +56,8 @@ func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 	m = &numbered
 	x := c.g.exchange(l, &rl.reader, m)
 	x.Goal, x.Caller.Annotations, x.Traffic = c.goal, c.Caller.Annotations, &c.Traffic
-	if c.Confirmed && c.era == mcp.Modern {
-		x.SealState = c.ConfirmedState
+	if c.Elicitation.Confirmed && c.era == mcp.Modern {
+		x.SealState = c.Elicitation.ConfirmedState
 	}
 	// Use the request of the client itself, so that log fields and placeholders set by handlers are
 	// visible in it. All other requests are derived from it.

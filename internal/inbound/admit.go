@@ -1,6 +1,7 @@
 package inbound
 
 import (
+	"context"
 	"math"
 	"net/http"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -19,7 +21,7 @@ import (
 // Admit decides whether the client may send the message now. It is called once for each message.
 func (q *Request) Admit(target mcp.Target) *jsonrpc.Failure {
 	q.AdmitAsked, q.charged = true, false
-	q.tally().Requests.Add(1)
+	q.gate.retained.Usage.note(q.Caller.Label, q.Began).Requests.Add(1)
 	if failure := q.Permit(target); failure != nil {
 		return failure
 	}
@@ -31,23 +33,23 @@ func (q *Request) chargeRateLimits(target mcp.Target) *jsonrpc.Failure {
 	if q.charged {
 		return nil
 	}
-	wait, ok, err := q.takeTokens(target, q.IsRequest())
+	wait, ok, err := q.gate.takeTokens(q.HTTP.Context(), &q.Caller, target, q.IsRequest())
 	switch {
 	case err != nil:
-		return q.denyUncheckedRate(target, err)
+		return q.deny(rateUnchecked(target.Server), Denial{Target: target, Reason: err})
 	case !ok:
 		q.Writer.Header().Set("Retry-After", retryAfter(wait))
-		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
+		return q.deny(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), Denial{Target: target})
 	}
 	q.charged = true
 	return nil
 }
 
-// denyUncheckedRate refuses a message because the rate limits cannot be checked.
-func (q *Request) denyUncheckedRate(target mcp.Target, err error) *jsonrpc.Failure {
+// rateUnchecked returns the failure of a message to a server whose rate limits cannot be checked.
+func rateUnchecked(server string) *jsonrpc.Failure {
 	failure := jsonrpc.StoreUnavailable("rate limits cannot be checked")
-	failure.Data.ServerName = target.Server
-	return q.denied(failure, target, err)
+	failure.Data.ServerName = server
+	return failure
 }
 
 // Permit decides whether rules allow the message. It is Admit without rate limits, for messages
@@ -64,7 +66,7 @@ func (q *Request) Permit(target mcp.Target) *jsonrpc.Failure {
 		failure := jsonrpc.ConfirmationRequired(target.Server, q.Endpoint.Kind == upstream.Aggregate)
 		return q.DeniedBy(q.Decision, failure, target)
 	case q.gate.Withheld(target):
-		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
+		return q.deny(jsonrpc.ToolChanged(target.Server), Denial{Target: target})
 	}
 	return nil
 }
@@ -75,42 +77,32 @@ func (g *Gate) Withheld(target mcp.Target) bool {
 	return g.config.PinTools && s != nil && target.Kind == mcp.Tool && s.Pins.Changed(target.Name)
 }
 
-// denied reports a denial without a rule.
-func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
-	return q.reportDenial(failure, &Denial{Target: target, Reason: reason})
-}
-
 // DeniedBy reports a denial by a rule.
 func (q *Request) DeniedBy(d acl.Decision, failure *jsonrpc.Failure, target mcp.Target) *jsonrpc.Failure {
-	return q.reportDenial(failure, &Denial{Target: target, Rule: d.Reason()})
+	return q.deny(failure, Denial{Target: target, Rule: d.Reason()})
 }
 
-// reportDenial completes a denial, and reports it.
-func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Failure {
-	q.denial = d
-	q.tally().Denied.Add(1)
+// deny completes a denial, and reports it.
+func (q *Request) deny(failure *jsonrpc.Failure, d Denial) *jsonrpc.Failure {
+	q.denial = &d
+	q.gate.retained.Usage.note(q.Caller.Label, q.Began).Denied.Add(1)
 	d.Client, d.ClientLabel, d.Address = q.Caller.ShownName(), q.Caller.Label, q.Peer.Address
 	d.Method, d.Code = q.MethodName(), failure.Data.Symbol
-	q.gate.observer.Denied(d)
+	q.gate.observer.Denied(&d)
 	return failure
-}
-
-// tally returns the counters of the client, and records the time of the request.
-func (q *Request) tally() *Tally {
-	t := q.gate.retained.Usage.Tally(q.Caller.Label)
-	t.Last.Store(q.Began.UnixMilli())
-	return t
 }
 
 // takeTokens charges a message to the rate limits of its client. If a limit is reached, it returns
 // the time to wait. It fails if the limits cannot be checked.
-func (q *Request) takeTokens(target mcp.Target, request bool) (wait time.Duration, ok bool, err error) {
+func (g *Gate) takeTokens(
+	ctx context.Context, c *access.Caller, target mcp.Target, request bool,
+) (wait time.Duration, ok bool, err error) {
 	var buf [8]ratelimit.Limit
-	limits := q.gate.Rules.Limits(buf[:0], &q.Caller, target, request)
+	limits := g.Rules.Limits(buf[:0], c, target, request)
 	if len(limits) == 0 {
 		return 0, true, nil
 	}
-	return q.gate.retained.Usage.buckets.Take(q.HTTP.Context(), q.Caller.Budget(), limits)
+	return g.retained.Usage.buckets.Take(ctx, c.Budget(), limits)
 }
 
 // retryAfter returns a duration for the Retry-After header, in whole seconds.
@@ -190,6 +182,13 @@ func (u *Usage) Tally(label string) *Tally {
 		t, _ = u.tallies.LoadOrStore(label, new(Tally))
 	}
 	return t.(*Tally)
+}
+
+// note returns the Tally of a client, and records the time of a request.
+func (u *Usage) note(label string, at time.Time) *Tally {
+	t := u.Tally(label)
+	t.Last.Store(at.UnixMilli())
+	return t
 }
 
 // Tallies calls f for each client that sent requests.

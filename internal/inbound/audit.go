@@ -43,9 +43,10 @@ type Call struct {
 	Content  *Content    // nil without Config.Record
 }
 
-// callKind returns the kind of the call. ok is false for messages that are not reported as calls.
-func (q *Request) callKind() (_ mcp.TargetKind, ok bool) {
-	switch q.MethodName() {
+// callKind returns the kind of the calls of a method. ok is false for messages that are not reported
+// as calls.
+func callKind(method string) (_ mcp.TargetKind, ok bool) {
+	switch method {
 	case "tools/call":
 		return mcp.Tool, true
 	case "prompts/get":
@@ -54,13 +55,6 @@ func (q *Request) callKind() (_ mcp.TargetKind, ok bool) {
 		return mcp.Resource, true
 	}
 	return mcp.Anything, false
-}
-
-// isUnredacted reports whether the response may contain secrets that are redacted for clients. Such
-// a response is only for the operator who requested it, and is not recorded.
-func (q *Request) isUnredacted() bool {
-	return q.operator != nil && q.operator.Inspection.Raw ||
-		q.gate.Rules.Redacts() && q.Caller.Identity == access.OperatorIdentity
 }
 
 // maxAudited is how many bytes of arguments are reported. Longer ones are reported as a string with
@@ -80,16 +74,30 @@ type Content struct {
 // An audited is a request that may be reported as a call.
 type audited struct{ *Request }
 
+// begin begins to record the response of a call, if calls are recorded.
+func (q audited) begin() {
+	if _, isCall := callKind(q.MethodName()); isCall && q.gate.config.Record && !q.isUnredacted() {
+		q.Traffic.Answer = new(upstream.Recording)
+	}
+}
+
+// isUnredacted reports whether the response may contain secrets that are redacted for clients. Such
+// a response is only for the operator who requested it, and is not recorded.
+func (q audited) isUnredacted() bool {
+	return q.operator != nil && q.operator.Inspection.Raw ||
+		q.gate.Rules.Redacts() && q.Caller.Identity == access.OperatorIdentity
+}
+
 // report reports the end of a call, unless the call still awaits a confirmation.
 func (q audited) report() {
-	kind, ok := q.callKind()
-	if !ok || q.denial == nil && (!q.AdmitAsked || q.AwaitsConfirmation()) {
+	kind, ok := callKind(q.MethodName())
+	if !ok || q.denial == nil && (!q.AdmitAsked || q.Elicitation.AwaitsConfirmation()) {
 		return
 	}
 	c := Call{
 		Client: q.client(), Identity: q.Caller.Name, Owner: q.owner(), Address: q.Peer.Address,
 		Method: q.MethodName(), Target: mcp.Target{Server: q.serverName(), Kind: kind}, RequestID: q.RequestID(),
-		Outcome: q.Outcome, ErrorCode: q.ErrorCode, Duration: time.Since(q.Began), Confirmed: q.Confirmed,
+		Outcome: q.Outcome, ErrorCode: q.ErrorCode, Duration: time.Since(q.Began), Confirmed: q.Elicitation.Confirmed,
 		Received: q.Traffic.Received, Sent: q.Traffic.Sent, Masked: q.Traffic.Masked,
 	}
 	if q.isUnredacted() {

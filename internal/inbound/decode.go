@@ -81,7 +81,7 @@ func (b *heldBody) release() {
 }
 
 // read reads the posted message. Its bytes count in meter until the request ends.
-func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
+func (q authentication) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	r := q.HTTP
 	if r.ContentLength > limit {
 		return jsonrpc.PayloadTooLarge()
@@ -166,11 +166,10 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stripToken removes the token for the gateway from the message, and the object around it if that
-// has nothing else (A31). It does nothing unless the gateway authenticates clients.
-func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
-	m := &q.Message
-	if !authenticates || !m.Has(jsonrpc.AuthToken) {
+// stripToken removes the token for the gateway from a message, and the object around it if that has
+// nothing else (A31).
+func stripToken(m *jsonrpc.Message) *jsonrpc.Failure {
+	if !m.Has(jsonrpc.AuthToken) {
 		return nil
 	}
 	member, field := "authToken", jsonrpc.Proxy

@@ -51,9 +51,6 @@ type questionState struct {
 	Responses json.RawMessage `json:",omitempty"`
 }
 
-// isModern reports whether the request is of the modern era.
-func (q *Request) isModern() bool { return mcp.EraOf(q.Version, &q.Message) == mcp.Modern }
-
 // About returns the method and the target of the request, as the server knows them.
 func (q *Request) About() string {
 	return q.Message.Text(jsonrpc.Method) + "\x00" + q.Target().Name
@@ -66,39 +63,48 @@ func (q *Request) Target() mcp.Target {
 }
 
 // argumentsHash returns the hash of the arguments of a call.
-func (q *Request) argumentsHash() []byte {
-	sum := sha256.Sum256(q.Message.Literal(jsonrpc.Arguments))
+func argumentsHash(m *jsonrpc.Message) []byte {
+	sum := sha256.Sum256(m.Literal(jsonrpc.Arguments))
 	return sum[:]
 }
 
-// newQuestionState returns the sealed state of the request, with the key of a request of the
-// gateway; "" for a request of the server.
-func (q *Request) newQuestionState(key string, state, responses []byte) string {
+// An Elicitation asks the user of a client, while a request of the client is served.
+type Elicitation struct {
+	Confirmed bool // the user has confirmed the call
+
+	q *Request
+}
+
+// newState returns the sealed state of the request, with the key of a request of the gateway; "" for
+// a request of the server.
+func (e *Elicitation) newState(key string, state, responses []byte) string {
+	q := e.q
 	s := questionState{
 		Asked: key, Server: q.Server.ID, Account: q.Caller.Account(), About: q.About(), State: state, Responses: responses,
 	}
-	if q.Confirmed || key == ConfirmRequest {
-		s.Confirmation, s.Arguments = q.gate.retained.Confirmations.add(q.Caller.Owner()), q.argumentsHash()
+	if e.Confirmed || key == ConfirmRequest {
+		s.Confirmation, s.Arguments = q.gate.retained.Confirmations.add(q.Caller.Owner()), argumentsHash(&q.Message)
 	}
 	return q.gate.Shared.Sealer.Seal("question", jsonrpc.Encode(s))
 }
 
 // Ask returns the result that sends a request of the gateway to a modern client.
-func (q *Request) Ask(key string, elicitation any) []byte {
-	m := &q.Message
-	state := q.newQuestionState(key, m.Literal(jsonrpc.RequestState), m.Literal(jsonrpc.InputResponses))
-	return mcp.NewInputResult(key, mcp.Elicit(elicitation), state)
+func (e *Elicitation) Ask(key string, params any) []byte {
+	m := &e.q.Message
+	state := e.newState(key, m.Literal(jsonrpc.RequestState), m.Literal(jsonrpc.InputResponses))
+	return mcp.NewInputResult(key, mcp.Elicit(params), state)
 }
 
 // ConfirmedState returns the state of a server request as the client gets it. It contains that the
 // call was confirmed, so the person is not asked again when the client goes on.
-func (q *Request) ConfirmedState(state []byte) string { return q.newQuestionState("", state, nil) }
+func (e *Elicitation) ConfirmedState(state []byte) string { return e.newState("", state, nil) }
 
 // TakeResponse removes the response to a request of the gateway from a modern client's message, and
 // restores the state and responses for the server. It returns the key of the request, "" for none,
 // and the response.
-func (q *Request) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc.Failure) {
-	if !q.isModern() || q.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
+func (e *Elicitation) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc.Failure) {
+	q := e.q
+	if mcp.EraOf(q.Version, &q.Message) != mcp.Modern || q.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", nil, nil
 	}
 	plain, ok := q.gate.Shared.Sealer.Open("question", q.Message.Text(jsonrpc.RequestState))
@@ -106,7 +112,7 @@ func (q *Request) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc
 		return "", nil, nil // the server's own state
 	}
 	var state questionState
-	if json.Unmarshal(plain, &state) != nil || !q.ownsState(&state) {
+	if json.Unmarshal(plain, &state) != nil || !state.belongsTo(q) {
 		return "", nil, jsonrpc.InvalidParams("requestState: belongs to another request").WithStatusOK()
 	}
 	if state.Confirmation != "" {
@@ -118,7 +124,7 @@ func (q *Request) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc
 			return "", nil, jsonrpc.InvalidParams(why).WithStatusOK()
 		}
 	}
-	q.Confirmed = state.Confirmation != "" && state.Asked != ConfirmRequest
+	e.Confirmed = state.Confirmation != "" && state.Asked != ConfirmRequest
 	if state.Asked != "" {
 		var responses map[string]json.RawMessage
 		_ = json.Unmarshal(q.Message.Literal(jsonrpc.InputResponses), &responses) // a missing response counts as declined
@@ -135,10 +141,10 @@ func (q *Request) TakeResponse() (key string, answer json.RawMessage, _ *jsonrpc
 	return state.Asked, answer, nil
 }
 
-// ownsState reports whether a state belongs to the request.
-func (q *Request) ownsState(state *questionState) bool {
-	return state.Server == q.Server.ID && state.Account == q.Caller.Account() && state.About == q.About() &&
-		(state.Confirmation == "" || string(state.Arguments) == string(q.argumentsHash()))
+// belongsTo reports whether the state is that of a request.
+func (s *questionState) belongsTo(q *Request) bool {
+	return s.Server == q.Server.ID && s.Account == q.Caller.Account() && s.About == q.About() &&
+		(s.Confirmation == "" || string(s.Arguments) == string(argumentsHash(&q.Message)))
 }
 
 // withParam returns a request with a new value of one of its params, or without it if value is nil.
@@ -158,28 +164,31 @@ func withParam(m jsonrpc.Message, f jsonrpc.Field, name string, value []byte) (j
 // so only modern clients can be asked.
 
 // AwaitsConfirmation reports whether the call still needs a confirmation.
-func (q *Request) AwaitsConfirmation() bool { return q.Decision.Action == acl.Confirm && !q.Confirmed }
+func (e *Elicitation) AwaitsConfirmation() bool {
+	return e.q.Decision.Action == acl.Confirm && !e.Confirmed
+}
 
 // TakeConfirmation handles the response to the request for confirmation.
-func (q *Request) TakeConfirmation(answer json.RawMessage) *jsonrpc.Failure {
-	q.Confirmed = mcp.IsAccepted(answer)
-	if !q.Confirmed {
+func (e *Elicitation) TakeConfirmation(answer json.RawMessage) *jsonrpc.Failure {
+	q := e.q
+	e.Confirmed = mcp.IsAccepted(answer)
+	if !e.Confirmed {
 		return q.DeniedBy(q.Decision, jsonrpc.ConfirmationDeclined(q.Server.Name), q.Target())
 	}
 	return nil
 }
 
-// An Elicitation asks a person to fill in the members of an object. Its mode is form, the default.
-type Elicitation struct {
+// A Form asks a person to fill in the members of an object. Its mode is form, the default.
+type Form struct {
 	Message string          `json:"message"`
 	Schema  json.RawMessage `json:"requestedSchema"`
 }
 
-// Confirmation returns the elicitation for a confirmation. Accepting it confirms the call, so the
-// form is empty.
-func (q *Request) Confirmation() Elicitation {
+// Confirmation returns the form for a confirmation. Accepting it confirms the call, so it is empty.
+func (e *Elicitation) Confirmation() Form {
+	q := e.q
 	target, arguments := q.Target(), q.Override.WithoutFixed(q.Message.Literal(jsonrpc.Arguments))
-	return Elicitation{
+	return Form{
 		Message: fmt.Sprintf("Do you want this tool to be called?\n\nServer: %s\nTool: %s\nArguments: %s",
 			printable(target.Server), printable(target.Name), printableArguments(arguments)),
 		Schema: json.RawMessage(`{"type":"object","properties":{}}`),

@@ -107,11 +107,11 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	}
 	q.setCaller("")
 	if status == http.StatusServiceUnavailable {
-		return q.denied(jsonrpc.StoreUnavailable("the credentials cannot be checked"), mcp.Target{}, reason)
+		return q.deny(jsonrpc.StoreUnavailable("the credentials cannot be checked"), Denial{Reason: reason})
 	}
-	switch wait, ok, err := q.takeTokens(mcp.Target{}, true); {
+	switch wait, ok, err := q.gate.takeTokens(q.HTTP.Context(), &q.Caller, mcp.Target{}, true); {
 	case err != nil:
-		return q.denyUncheckedRate(mcp.Target{}, fmt.Errorf("%w; %w", reason, err))
+		return q.deny(rateUnchecked(""), Denial{Reason: fmt.Errorf("%w; %w", reason, err)})
 	case !ok:
 		return q.rateLimited(wait, reason)
 	}
@@ -119,7 +119,7 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	if status == http.StatusUnauthorized {
 		failure.Data.Hint = bearerHint(q.Writer.Header(), reason)
 	}
-	return q.denied(failure, mcp.Target{}, reason)
+	return q.deny(failure, Denial{Reason: reason})
 }
 
 // bearerHint says how to send a token, if the response asks for one. Many clients show the body of
@@ -143,7 +143,7 @@ func (q authentication) checkAddressLimit() *jsonrpc.Failure {
 	}
 	switch wait, err := q.gate.retained.Usage.buckets.Wait(q.HTTP.Context(), q.Caller.Budget(), limits); {
 	case err != nil:
-		return q.denyUncheckedRate(mcp.Target{}, err)
+		return q.deny(rateUnchecked(""), Denial{Reason: err})
 	case wait > 0:
 		return q.rateLimited(wait, errTooManyGuesses)
 	}
@@ -153,7 +153,7 @@ func (q authentication) checkAddressLimit() *jsonrpc.Failure {
 // rateLimited refuses an unidentified client for some time.
 func (q authentication) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
 	q.Writer.Header().Set("Retry-After", retryAfter(wait))
-	return q.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
+	return q.deny(jsonrpc.Refused("", http.StatusTooManyRequests), Denial{Reason: reason})
 }
 
 var (

@@ -37,9 +37,9 @@ type Request struct {
 	Server   *upstream.Server   // target server; nil if unknown, or not exactly one
 	Override *toolview.Override // override of the called tool; nil for none
 
-	AdmitAsked bool // Admit was called, whatever it decided
-	Decision   acl.Decision
-	Confirmed  bool // the user of the client confirmed the call
+	AdmitAsked  bool // Admit was called, whatever it decided
+	Decision    acl.Decision
+	Elicitation Elicitation
 
 	// ListTools lists the tools of a server in the session of the client; nil if there is no
 	// session.
@@ -52,7 +52,7 @@ type Request struct {
 
 	gate       *Gate
 	httpMethod string
-	span       trace.Span
+	span       requestSpan
 	operator   *Operator // operator who makes the request; nil for clients
 
 	held         heldBody    // the body, in the meter of all bodies
@@ -66,11 +66,13 @@ type Request struct {
 
 // NewRequest returns a request at an endpoint.
 func (g *Gate) NewRequest(w http.ResponseWriter, r *http.Request, endpoint Endpoint, peer Peer) *Request {
-	return &Request{
+	q := &Request{
 		gate: g, Writer: w, HTTP: r, httpMethod: r.Method, Endpoint: endpoint, Peer: peer, Began: time.Now(),
-		span: trace.SpanFromContext(r.Context()), Server: g.Servers[endpoint.Server],
+		span: requestSpan{trace.SpanFromContext(r.Context())}, Server: g.Servers[endpoint.Server],
 		Version: httpbody.GetHeader(r.Header, mcp.VersionHeader),
 	}
+	q.Elicitation.q = q
+	return q
 }
 
 // fail sends a failure instead of the response of a server.
@@ -104,7 +106,7 @@ func (q *Request) record() {
 	if q.Outcome == "" {
 		q.Outcome = upstream.OutcomePanic
 	}
-	q.trace()
+	q.span.describe(q)
 	audited{q}.report()
 	if q.IsForwarded {
 		return
@@ -219,13 +221,13 @@ func (q *Request) serve() *jsonrpc.Failure {
 		if failure := q.checkAmbiguity(); failure != nil {
 			return failure
 		}
-		if failure := q.stripToken(q.gate.config.Auth != nil); failure != nil {
-			return failure
+		if q.gate.config.Auth != nil {
+			if failure := stripToken(&q.Message); failure != nil {
+				return failure
+			}
 		}
-		q.linkTrace()
-		if _, isCall := q.callKind(); isCall && q.gate.config.Record && !q.isUnredacted() {
-			q.Traffic.Answer = new(upstream.Recording)
-		}
+		q.span.link(q.HTTP.Context(), &q.Message)
+		audited{q}.begin()
 	}
 	switch {
 	case q.Endpoint.Kind != upstream.Aggregate:
@@ -282,9 +284,12 @@ func (c *Context) Value(key any) any {
 // OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and
 // in the message, which is all that a child process gets.
 
-// trace adds the call and its outcome to the span of the request.
-func (q *Request) trace() {
-	if !q.span.IsRecording() {
+// A requestSpan is the span of a request.
+type requestSpan struct{ trace.Span }
+
+// describe adds the call and its outcome to the span.
+func (s requestSpan) describe(q *Request) {
+	if !s.IsRecording() {
 		return
 	}
 	attributes := []attribute.KeyValue{attribute.String("mcp.method.name", q.MethodName())}
@@ -309,20 +314,20 @@ func (q *Request) trace() {
 	}
 	if q.Outcome != upstream.OutcomeOK {
 		add("error.type", q.Outcome)
-		q.span.SetStatus(codes.Error, q.Outcome)
+		s.SetStatus(codes.Error, q.Outcome)
 	}
-	q.span.SetAttributes(attributes...)
+	s.SetAttributes(attributes...)
 }
 
-// linkTrace links the span of the request to the trace in the message, if they differ.
-func (q *Request) linkTrace() {
-	if !q.span.IsRecording() || !q.Message.Has(jsonrpc.Traceparent) {
+// link links the span to the trace in a message, if they differ.
+func (s requestSpan) link(ctx context.Context, m *jsonrpc.Message) {
+	if !s.IsRecording() || !m.Has(jsonrpc.Traceparent) {
 		return
 	}
-	carrier := propagation.MapCarrier{upstream.Traceparent: q.Message.Text(jsonrpc.Traceparent)}
-	client := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(q.HTTP.Context(), carrier))
-	if client.IsValid() && client.TraceID() != q.span.SpanContext().TraceID() {
-		q.span.AddLink(trace.Link{SpanContext: client})
+	carrier := propagation.MapCarrier{upstream.Traceparent: m.Text(jsonrpc.Traceparent)}
+	client := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(ctx, carrier))
+	if client.IsValid() && client.TraceID() != s.SpanContext().TraceID() {
+		s.AddLink(trace.Link{SpanContext: client})
 	}
 }
 

@@ -61,8 +61,8 @@ func (q single) forward() *jsonrpc.Failure {
 			if ok, failure := q.confirm(); !ok {
 				return failure
 			}
-			if q.Confirmed {
-				x.SealState = q.ConfirmedState
+			if q.Elicitation.Confirmed {
+				x.SealState = q.Elicitation.ConfirmedState
 			}
 		}
 		q.setParamHeaders(x)
@@ -193,14 +193,14 @@ func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 // confirm asks for a confirmation of the call, if a rule requires one. It reports whether the call
 // can be made.
 func (q single) confirm() (ok bool, _ *jsonrpc.Failure) {
-	key, answer, failure := q.TakeResponse()
+	key, answer, failure := q.Elicitation.TakeResponse()
 	if failure == nil && key == ConfirmRequest {
-		failure = q.TakeConfirmation(answer)
+		failure = q.Elicitation.TakeConfirmation(answer)
 	}
-	if failure != nil || !q.AwaitsConfirmation() {
+	if failure != nil || !q.Elicitation.AwaitsConfirmation() {
 		return failure == nil, failure
 	}
-	result := q.gate.Info.AddMembers(mcp.InputRequired, q.Ask(ConfirmRequest, q.Confirmation()))
+	result := q.gate.Info.AddMembers(mcp.InputRequired, q.Elicitation.Ask(ConfirmRequest, q.Elicitation.Confirmation()))
 	out := streamable.NewWriter(q.Writer, q.HTTP.Header)
 	out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(q.Message.Literal(jsonrpc.ID), result)})
 	q.Outcome = upstream.OutcomeOK
@@ -209,8 +209,8 @@ func (q single) confirm() (ok bool, _ *jsonrpc.Failure) {
 
 // canBeAsked reports whether the client of the request can be asked.
 func (q single) canBeAsked() bool {
-	return q.Caller.Policy() != nil && q.Endpoint.Kind == upstream.Single && q.isModern() && q.Message.IsRequest() &&
-		mcp.CanFillForms(q.Message.Literal(jsonrpc.ClientCapabilities))
+	return q.Caller.Policy() != nil && q.Endpoint.Kind == upstream.Single && q.Message.IsRequest() &&
+		mcp.EraOf(q.Version, &q.Message) == mcp.Modern && mcp.CanFillForms(q.Message.Literal(jsonrpc.ClientCapabilities))
 }
 
 // UnknownTool returns the failure for a name that no tool has.
