@@ -190,6 +190,14 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, retained Ret
 	return g
 }
 
+// DropCredentials removes the credentials of a client from its headers, unless a server gets them.
+// Some differ in each request, and would make it look like another client each time.
+func (g *Gate) DropCredentials(header http.Header) {
+	if g.config.Auth != nil && !g.forwardsAuth {
+		upstream.DropHeaders(header, g.credentials)
+	}
+}
+
 // Close releases the meters. No requests may follow.
 func (g *Gate) Close() {
 	g.bodies.Close()

@@ -160,14 +160,6 @@ type Operator struct {
 // ActAs makes the request one of an operator.
 func (q *Request) ActAs(o *Operator) { q.operator = o }
 
-// DropCredentials removes the credentials of the client from its headers, unless a server gets
-// them. Some differ in each request, and would make it look like another client each time.
-func (q *Request) DropCredentials() {
-	if q.gate.config.Auth != nil && !q.gate.forwardsAuth {
-		upstream.DropHeaders(q.HTTP.Header, q.gate.credentials)
-	}
-}
-
 // CanPark reports whether the handler may return while a stream goes on: no part of the request is
 // counted or traced.
 func (q *Request) CanPark() bool { return q.held.bytes == 0 && !q.span.IsRecording() }

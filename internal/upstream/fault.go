@@ -170,8 +170,8 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 		return true, nil
 	}
 	failure := x.failure
-	if failure == nil {
-		failure = x.responseFailure()
+	if failure == nil && x.Outcome != OutcomeCanceled && x.Outcome != OutcomePanic {
+		failure = x.receiver.failure()
 	}
 	if failure == nil || failure.Cause == jsonrpc.CauseTooLarge {
 		return false, nil
@@ -213,16 +213,14 @@ func certaintyOf(method string) Certainty {
 	return Doubtful
 }
 
-// responseFailure returns the failure for a response that was forwarded unchanged; nil if it may
-// have a JSON-RPC response, or ended otherwise.
-func (x *Exchange) responseFailure() *jsonrpc.Failure {
-	switch status := x.receiver.status; {
-	case x.Outcome == OutcomeCanceled, x.Outcome == OutcomePanic, status == 0:
-		return nil
-	case status >= 400:
-		return jsonrpc.HTTPError(x.Server.Name, status)
-	case status == http.StatusOK && x.receiver.contentType != nil:
-		return jsonrpc.InvalidResponse(x.Server.Name)
+// failure returns the failure for a response that was forwarded unchanged; nil if it may have a
+// JSON-RPC response, or there was none.
+func (rr *responseReceiver) failure() *jsonrpc.Failure {
+	switch {
+	case rr.status >= 400:
+		return jsonrpc.HTTPError(rr.x.Server.Name, rr.status)
+	case rr.status == http.StatusOK && rr.contentType != nil:
+		return jsonrpc.InvalidResponse(rr.x.Server.Name)
 	}
 	return nil
 }
