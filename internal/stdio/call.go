@@ -110,12 +110,12 @@ func (c *child) unregister(call *call) bool {
 func (c *child) discardCall(call *call) {
 	for _, l := range call.inbox.Discard() {
 		if q := l.serverRequest; q != nil {
-			q.session.refuse(q, "the client has left")
+			q.refuse("the client has left")
 		}
 	}
 	if call.session != nil {
-		call.session.refuseMatching(func(q *serverRequest) bool { return q.call == call })
-		call.session.endEventsOf(call)
+		call.session.serverRequests.refuseMatching(func(q *serverRequest) bool { return q.call == call })
+		call.session.events.endOf(call)
 	}
 }
 
@@ -198,7 +198,7 @@ func (c *child) takeCall(id []byte) *call {
 	c.removeAbandoned(number)
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
-		call.session.detachServerRequests(call)
+		call.session.serverRequests.detach(call)
 	}
 	c.stopIfDedicated()
 	return call

@@ -448,7 +448,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		})
 	}
 	equal(t, "started", p.events("start"), 0)
-	equal(t, "in flight", len(p.inFlight), 0)
+	equal(t, "in flight", len(p.inFlight.byHost), 0)
 }
 
 func TestClientsThatDoNotAcceptStreams(t *testing.T) {

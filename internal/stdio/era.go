@@ -64,7 +64,7 @@ func (s *server) legacyGroup() *group {
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	return s.pool.group(s.name, r.capabilities, r.owner)
+	return s.pool.groups.of(s.name, r.capabilities, r.owner)
 }
 
 // A requestResult is the response to a request of the pool itself.
@@ -147,7 +147,7 @@ func (s *server) becomeLegacy(g *group) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	modern, legacy := s.address, address{s.address.host, mcp.Legacy, g}
-	if p.closed || p.servers[modern] != s || p.servers[legacy] != nil || p.groups[g.groupKey] != g {
+	if p.closed || p.servers[modern] != s || p.servers[legacy] != nil || p.groups.byKey[g.groupKey] != g {
 		return false
 	}
 	other := newServer(p, modern, nil)

@@ -213,7 +213,7 @@ func TestALegacyClientOfAModernServer(t *testing.T) {
 			`{"jsonrpc":"2.0","id":"i","error":{"code":-32601,"message":"method not found: `+
 				`initialize"}}`,
 		)
-		equal(t, "sessions", len(p.sessions), 0)
+		equal(t, "sessions", len(p.sessions.byID), 0)
 		equal(t, "modern", p.client().modernCall("echo", `{}`).StatusCode, http.StatusOK)
 	}
 }

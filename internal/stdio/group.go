@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -35,6 +36,24 @@ const (
 	maxGroups      = 8
 	maxOwnerGroups = 4
 )
+
+// groups are the groups of all servers. The lock of the pool guards them as well: a group ends
+// with its servers, and only if it has no sessions.
+type groups struct {
+	pool    *Pool
+	byKey   map[groupKey]*group
+	meters  map[string]*quota.Meter // by server name
+	fullLog rate.Sometimes          // limits log lines about missing room
+}
+
+func newGroups(p *Pool) groups {
+	return groups{
+		pool:    p,
+		byKey:   map[groupKey]*group{},
+		meters:  map[string]*quota.Meter{},
+		fullLog: rate.Sometimes{First: 10, Interval: time.Minute},
+	}
+}
 
 // groupQuota limits groups.
 var groupQuota = quota.NewKind("stdio_groups")
@@ -77,27 +96,27 @@ func (s *server) capabilitiesFor(g *group) []byte {
 	return can
 }
 
-// group returns the group of a client with these capabilities, or the nearest one if there is
+// of returns the group of a client with these capabilities, or the nearest one if there is
 // no room for another. The caller holds the lock.
-func (p *Pool) group(name string, capabilities []byte, owner string) *group {
-	key := groupKey{name, canonicalCapabilities(capabilities, p.config.SoleClient)}
-	if p.config.Isolation == SingleChild {
+func (gs *groups) of(name string, capabilities []byte, owner string) *group {
+	key := groupKey{name, canonicalCapabilities(capabilities, gs.pool.config.SoleClient)}
+	if gs.pool.config.Isolation == SingleChild {
 		key.capabilities = allCapabilities
-		if p.config.SoleClient {
+		if gs.pool.config.SoleClient {
 			key.capabilities = canonicalCapabilities([]byte(`{"roots":{},`+allCapabilities[1:]), true)
 		}
 	}
-	g := p.groups[key]
+	g := gs.byKey[key]
 	switch {
 	case g != nil:
-	case key.capabilities == noCapabilities || p.config.Isolation == SingleChild:
-		g = p.addGroup(key, owner)
-	case p.admit(key, owner):
-		g = p.addGroup(key, owner)
+	case key.capabilities == noCapabilities || gs.pool.config.Isolation == SingleChild:
+		g = gs.add(key, owner)
+	case gs.admit(key, owner):
+		g = gs.add(key, owner)
 	default:
-		g = p.nearest(key, owner)
+		g = gs.nearest(key, owner)
 		shares := g.capabilities
-		p.running.Go(func() { p.logFull(key, shares) }) // not under the lock
+		gs.pool.running.Go(func() { gs.logFull(key, shares) }) // not under the lock
 	}
 	g.lastUsed = time.Now()
 	return g
@@ -105,9 +124,9 @@ func (p *Pool) group(name string, capabilities []byte, owner string) *group {
 
 // logFull logs that a client shares the child of another group because there is no room for
 // its own.
-func (p *Pool) logFull(key groupKey, shares string) {
-	p.fullLog.Do(func() {
-		p.config.Logger().Warn(
+func (gs *groups) logFull(key groupKey, shares string) {
+	gs.fullLog.Do(func() {
+		gs.pool.config.Logger().Warn(
 			"too many different client capabilities; a client shares a child with clients that have fewer",
 			zap.String("mcp_server", key.name),
 			zap.String("capabilities", mcp.Shortened(key.capabilities)), zap.String("shares", mcp.Shortened(shares)))
@@ -116,24 +135,24 @@ func (p *Pool) logFull(key groupKey, shares string) {
 
 // admit reports whether an owner can begin another group of a server. If there is no room, it
 // ends a group that was not used for a while. The caller holds the lock.
-func (p *Pool) admit(key groupKey, owner string) bool {
-	meter := p.groupMeters[key.name]
+func (gs *groups) admit(key groupKey, owner string) bool {
+	meter := gs.meters[key.name]
 	if meter == nil {
 		meter = quota.NewMeter(groupQuota, quota.Limits{Entries: maxGroups, OwnerEntries: maxOwnerGroups})
-		p.groupMeters[key.name] = meter
+		gs.meters[key.name] = meter
 	}
 	if meter.Fits(owner, 0) {
 		return meter.Take(owner, 0)
 	}
 	var own, abandoned []*group
-	for _, g := range p.groups {
+	for _, g := range gs.byKey {
 		if g.name != key.name || g.capabilities == noCapabilities {
 			continue
 		}
 		if g.owner == owner {
 			own = append(own, g)
 		}
-		if p.isUnused(g, abandonedTime) {
+		if gs.isUnused(g, abandonedTime) {
 			abandoned = append(abandoned, g)
 		}
 	}
@@ -141,25 +160,25 @@ func (p *Pool) admit(key groupKey, owner string) bool {
 		abandoned = slices.DeleteFunc(abandoned, func(g *group) bool { return g.owner != owner })
 	}
 	if len(abandoned) > 0 {
-		p.dropGroup(slices.MinFunc(abandoned, func(a, b *group) int { return a.lastUsed.Compare(b.lastUsed) }))
+		gs.drop(slices.MinFunc(abandoned, func(a, b *group) int { return a.lastUsed.Compare(b.lastUsed) }))
 	}
 	return meter.Take(owner, 0)
 }
 
-// addGroup begins a group. The caller holds the lock.
-func (p *Pool) addGroup(key groupKey, owner string) *group {
+// add begins a group. The caller holds the lock.
+func (gs *groups) add(key groupKey, owner string) *group {
 	g := &group{groupKey: key, owner: owner}
-	g.expires = time.AfterFunc(p.config.SessionTTL, func() { p.expireGroup(g) })
-	p.groups[key] = g
+	g.expires = time.AfterFunc(gs.pool.config.SessionTTL, func() { gs.expire(g) })
+	gs.byKey[key] = g
 	return g
 }
 
 // nearest returns the group that has the most of these capabilities, and no others. The caller
 // holds the lock.
-func (p *Pool) nearest(key groupKey, owner string) (best *group) {
+func (gs *groups) nearest(key groupKey, owner string) (best *group) {
 	var wanted map[string]any
 	_ = json.Unmarshal([]byte(key.capabilities), &wanted) // it is canonical
-	for _, g := range p.groups {
+	for _, g := range gs.byKey {
 		var has map[string]any
 		_ = json.Unmarshal([]byte(g.capabilities), &has)
 		if g.name != key.name || !isSubset(has, wanted) {
@@ -173,7 +192,7 @@ func (p *Pool) nearest(key groupKey, owner string) (best *group) {
 		}
 	}
 	if best == nil {
-		best = p.addGroup(groupKey{key.name, noCapabilities}, owner)
+		best = gs.add(groupKey{key.name, noCapabilities}, owner)
 	}
 	return best
 }
@@ -196,16 +215,16 @@ func isSubset(some, all map[string]any) bool {
 
 // isUnused reports whether a group has no sessions and its children had no requests for a while.
 // The caller holds the lock.
-func (p *Pool) isUnused(g *group, while time.Duration) bool {
+func (gs *groups) isUnused(g *group, while time.Duration) bool {
 	if time.Since(g.lastUsed) < while {
 		return false
 	}
-	for _, s := range p.sessions {
+	for _, s := range gs.pool.sessions.byID {
 		if s.group == g {
 			return false
 		}
 	}
-	for a, s := range p.servers {
+	for a, s := range gs.pool.servers {
 		if c := s.current(); a.group == g && c != nil && c.busy() {
 			return false
 		}
@@ -213,29 +232,29 @@ func (p *Pool) isUnused(g *group, while time.Duration) bool {
 	return true
 }
 
-// expireGroup ends a group that is not used. The last running child of a server stays.
-func (p *Pool) expireGroup(g *group) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.groups[g.groupKey] != g {
+// expire ends a group that is not used. The last running child of a server stays.
+func (gs *groups) expire(g *group) {
+	gs.pool.mu.Lock()
+	defer gs.pool.mu.Unlock()
+	if gs.pool.closed || gs.byKey[g.groupKey] != g {
 		return
 	}
-	if p.isUnused(g, p.config.SessionTTL) && (!p.hasRunning(g.name, func(other *group) bool { return other == g }) ||
-		p.hasRunning(g.name, func(other *group) bool { return other != g })) {
-		p.dropGroup(g)
+	if gs.isUnused(g, gs.pool.config.SessionTTL) && (!gs.hasRunning(g.name, func(other *group) bool { return other == g }) ||
+		gs.hasRunning(g.name, func(other *group) bool { return other != g })) {
+		gs.drop(g)
 		return
 	}
-	wait := p.config.SessionTTL - time.Since(g.lastUsed)
+	wait := gs.pool.config.SessionTTL - time.Since(g.lastUsed)
 	if wait <= 0 {
-		wait = p.config.SessionTTL
+		wait = gs.pool.config.SessionTTL
 	}
 	g.expires.Reset(wait)
 }
 
 // hasRunning reports whether a child of a matching group of a server runs. The caller holds
 // the lock.
-func (p *Pool) hasRunning(name string, match func(*group) bool) bool {
-	for a, s := range p.servers {
+func (gs *groups) hasRunning(name string, match func(*group) bool) bool {
+	for a, s := range gs.pool.servers {
 		if a.group != nil && a.group.name == name && match(a.group) && s.current() != nil {
 			return true
 		}
@@ -243,42 +262,42 @@ func (p *Pool) hasRunning(name string, match func(*group) bool) bool {
 	return false
 }
 
-// dropGroup ends a group and its children. The caller holds the lock.
-func (p *Pool) dropGroup(g *group) {
+// drop ends a group and its children. The caller holds the lock.
+func (gs *groups) drop(g *group) {
 	g.expires.Stop()
-	delete(p.groups, g.groupKey)
-	if meter := p.groupMeters[g.name]; meter != nil && g.capabilities != noCapabilities {
+	delete(gs.byKey, g.groupKey)
+	if meter := gs.meters[g.name]; meter != nil && g.capabilities != noCapabilities {
 		meter.Give(g.owner, 0)
 	}
-	for a, s := range p.servers {
+	for a, s := range gs.pool.servers {
 		if a.group == g {
-			delete(p.servers, a)
-			p.running.Go(s.stop)
+			delete(gs.pool.servers, a)
+			gs.pool.running.Go(s.stop)
 		}
 	}
 }
 
-// closeGroups stops the timers and meters of groups.
-func (p *Pool) closeGroups() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, g := range p.groups {
+// close stops the timers and meters of groups.
+func (gs *groups) close() {
+	gs.pool.mu.Lock()
+	defer gs.pool.mu.Unlock()
+	for _, g := range gs.byKey {
 		g.expires.Stop()
 	}
-	for _, meter := range p.groupMeters {
+	for _, meter := range gs.meters {
 		meter.Close()
 	}
 }
 
-// anyGroup returns the group whose child at a host serves requests that declare nothing and
+// any returns the group whose child at a host serves requests that declare nothing and
 // requests of the gateway itself. It prefers a child that runs, so that no other is started:
 // first that of clients without capabilities, then the oldest. The caller holds the lock.
-func (p *Pool) anyGroup(host string) *group {
+func (gs *groups) any(host string) *group {
 	var (
 		best     *server
 		bestRank int
 	)
-	for a, s := range p.servers {
+	for a, s := range gs.pool.servers {
 		if a.host != host || a.group == nil {
 			continue
 		}
@@ -287,7 +306,7 @@ func (p *Pool) anyGroup(host string) *group {
 		}
 	}
 	if best == nil {
-		return p.group(address{host: host}.name(), []byte(noCapabilities), "")
+		return gs.of(nameAt(host), []byte(noCapabilities), "")
 	}
 	best.address.group.lastUsed = time.Now()
 	return best.address.group

@@ -195,7 +195,7 @@ func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: 100, Isolation: Shared, Logger: zap.NewNop}, nil)
 		defer p.Close()
 		begin := func(capabilities string) *session {
-			s := p.open(message(t, request(`1`, "initialize", `{"capabilities":`+capabilities+`}`)), "alpha:1", "one")
+			s := p.sessions.open(message(t, request(`1`, "initialize", `{"capabilities":`+capabilities+`}`)), "alpha:1", "one")
 			if _, err := p.server(address{"alpha:1", mcp.Legacy, s.group}); err != nil {
 				t.Fatal(err)
 			}
@@ -204,24 +204,24 @@ func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 		groups := func() string {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			equal(t, "servers", len(p.servers), len(p.groups))
-			return fmt.Sprint(len(p.groups))
+			equal(t, "servers", len(p.servers), len(p.groups.byKey))
+			return fmt.Sprint(len(p.groups.byKey))
 		}
 		var sessions []*session
 		for i := range maxOwnerGroups {
 			sessions = append(sessions, begin(fmt.Sprintf(`{"x":{"n":%d}}`, i)))
 		}
-		p.end(sessions[1])
+		sessions[1].end()
 		equal(t, "with no group unused for long enough", begin(`{"y":{}}`).group.capabilities, noCapabilities)
 		time.Sleep(abandonedTime)
 		equal(t, "replaces an unused group", begin(`{"y":{}}`).group.capabilities, `{"y":{}}`)
 		equal(t, "groups", groups(), fmt.Sprint(maxOwnerGroups+1))
 		equal(t, "with all groups in use", begin(`{"z":{}}`).group.capabilities, noCapabilities)
-		p.end(sessions[0])
+		sessions[0].end()
 		time.Sleep(2 * time.Hour)
 		equal(t, "groups with sessions", groups(), fmt.Sprint(maxOwnerGroups))
-		for _, s := range p.sessions {
-			p.end(s)
+		for _, s := range p.sessions.byID {
+			s.end()
 		}
 		time.Sleep(2 * time.Hour)
 		equal(t, "groups in the end", groups(), "0") // none of their children has ever run
@@ -237,7 +237,7 @@ func TestLastChildKeepsRunning(t *testing.T) {
 	p.eventually("the sessions have expired", func() bool {
 		p.Pool.mu.Lock()
 		defer p.Pool.mu.Unlock()
-		return len(p.sessions) == 0 && len(p.groups) == 1
+		return len(p.sessions.byID) == 0 && len(p.groups.byKey) == 1
 	})
 	pid := p.client().pid()
 	equal(t, "the other child runs", pid != p.exited[0] && (pid == first || pid == p.started[1]), true)
@@ -257,7 +257,7 @@ func TestCapabilitiesThatAServerRefuses(t *testing.T) {
 		p.client().post(bad).whole(),
 		`{"jsonrpc":"2.0","id":"i","error":{"code":-5,"message":"not these"}}`,
 	)
-	equal(t, "sessions", len(p.sessions), 0)
+	equal(t, "sessions", len(p.sessions.byID), 0)
 	contains(t, "response to another client", p.client().post(request(`1`, "x", `{}`)).whole(), `"result"`)
 	if err := p.Check(t.Context(), "alpha:1"); err != nil {
 		t.Errorf("Check: %v", err)

@@ -71,7 +71,7 @@ func TestServerRequestsOutsideOfCallsAreRefused(t *testing.T) {
 	p.eventually("the server request is refused", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
 	})
-	equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
+	equal(t, "open server requests", len(c.poolSession(p).serverRequests.open), 0)
 }
 
 // Log levels and subscriptions of one client of a shared child do not change those of others.
@@ -253,9 +253,9 @@ func TestServerRequestsOnClosedStreams(t *testing.T) { // A25
 	stream.Body.Close()
 	p.eventually("the server request is refused", func() bool {
 		s := c.poolSession(p)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.serverRequests) == 0
+		s.serverRequests.mu.Lock()
+		defer s.serverRequests.mu.Unlock()
+		return len(s.serverRequests.open) == 0
 	})
 	p.eventually("the child receives an error", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)

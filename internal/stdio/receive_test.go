@@ -210,14 +210,14 @@ func TestAmbiguousServerRequestsAreRefused(t *testing.T) {
 	equal(t, "roots", c.call("ask-roots", `{}`), `{"roots":[{"uri":"file:///r"}]}`)
 	leave()
 	<-left
-	equal(t, "server requests to the other client", len(other.poolSession(p).serverRequests), 0)
+	equal(t, "server requests to the other client", len(other.poolSession(p).serverRequests.open), 0)
 }
 
 // poolSession returns the session of a client.
 func (c *client) poolSession(p *testPool) *session {
 	p.Pool.mu.Lock()
 	defer p.Pool.mu.Unlock()
-	return p.sessions[c.session]
+	return p.sessions.byID[c.session]
 }
 
 const samplingRequest = `{"jsonrpc":"2.0","id":"theirs","method":"sampling/createMessage","params":{}}` + "\n"
@@ -285,7 +285,7 @@ func TestServerRequestsOnSessionStreams(t *testing.T) {
 func newTestChild(t *testing.T) (*session, *child) {
 	t.Helper()
 	p := NewPool(Config{SessionTTL: 24 * time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
-	s := p.open(new(jsonrpc.Message), "alpha:1", "")
+	s := p.sessions.open(new(jsonrpc.Message), "alpha:1", "")
 	if s == nil {
 		t.Fatal("no room for the session")
 	}
@@ -316,7 +316,7 @@ func asks(t *testing.T, method string) *jsonrpc.Message {
 // answers reports whether the session accepts the client's response to its nth server request.
 func (s *session) answers(t *testing.T, n int) bool {
 	t.Helper()
-	return s.answerServerRequest(t.Context(), message(t, result(fmt.Sprint(n), `1`)))
+	return s.serverRequests.answer(t.Context(), message(t, result(fmt.Sprint(n), `1`)))
 }
 
 // askOnCall sends a server request on the stream of a call, and then the response to the call.
@@ -326,7 +326,7 @@ func askOnCall(t *testing.T, s *session, c *child, method string) {
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
-	s.forwardServerRequest(c, asked, asks(t, method))
+	s.serverRequests.forward(c, asked, asks(t, method))
 	asked.inbox.Take() // the client reads it
 	c.takeCall(fmt.Append(nil, asked.id))
 }
@@ -339,15 +339,15 @@ func TestServerRequestsTimeOut(t *testing.T) { // A25
 		want         string
 	}{
 		{"roots, with no stream", "roots/list", func(t *testing.T, s *session, c *child, method string) {
-			s.forwardServerRequest(c, nil, asks(t, method))
+			s.serverRequests.forward(c, nil, asks(t, method))
 		}, `"result":{"roots":[{"uri":"file:///r"}]}}`},
 		{"sampling, with no stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
-			s.forwardServerRequest(c, nil, asks(t, method))
+			s.serverRequests.forward(c, nil, asks(t, method))
 		}, `"error":{"code":-32603,"message":"the client has no open stream"}}`},
 		{"sampling, after the end of its stream", "sampling/createMessage", func(t *testing.T, s *session, c *child,
 			method string) {
 			s.use()
-			s.forwardServerRequest(c, nil, asks(t, method))
+			s.serverRequests.forward(c, nil, asks(t, method))
 			s.streamInbox.Take()
 			time.Sleep(time.Hour) // people may take long
 			equal(t, "while the stream is open", len(c.queue), 0)
@@ -364,7 +364,7 @@ func TestServerRequestsTimeOut(t *testing.T) { // A25
 				equal(t, "messages before the timeout", len(c.queue), 0)
 				time.Sleep(2 * time.Second)
 				equal(t, "response", strings.TrimSpace((<-c.queue).text()), `{"jsonrpc":"2.0","id":"q",`+tt.want)
-				equal(t, "open server requests", len(s.serverRequests), 0)
+				equal(t, "open server requests", len(s.serverRequests.open), 0)
 			})
 		})
 	}
@@ -404,12 +404,12 @@ func TestUnreadServerRequestsAreRefused(t *testing.T) {
 		if err := c.register(asked); err != nil {
 			t.Fatal(err)
 		}
-		s.forwardServerRequest(c, asked, asks(t, "sampling/createMessage"))
+		s.serverRequests.forward(c, asked, asks(t, "sampling/createMessage"))
 		c.takeCall([]byte("1"))
 		c.cancel(asked, "it has left")
 		asked.inbox.End(letter{message: frame{[]byte("{}")}})
 		contains(t, "sent to the child", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
-		equal(t, "open server requests", len(s.serverRequests), 0)
+		equal(t, "open server requests", len(s.serverRequests.open), 0)
 	})
 	t.Run("in the buffer of the stream", func(t *testing.T) {
 		p := newPuppets(t)
@@ -420,7 +420,7 @@ func TestUnreadServerRequestsAreRefused(t *testing.T) {
 		p.inFlightIs(0)
 		r.Body.Close()
 		contains(t, "received by the child", p.client().post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"b\",\"error\"`)
-		equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
+		equal(t, "open server requests", len(c.poolSession(p).serverRequests.open), 0)
 	})
 }
 
@@ -428,10 +428,10 @@ func TestUnreadServerRequestsAreRefused(t *testing.T) {
 func TestClientResponseThatCannotBeSent(t *testing.T) {
 	s, c := newTestChild(t)
 	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
-	s.forwardServerRequest(c, nil, asks(t, "sampling/createMessage"))
+	s.serverRequests.forward(c, nil, asks(t, "sampling/createMessage"))
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
-	equal(t, "response accepted", s.answerServerRequest(ctx, message(t, result(`1`, `"mine"`))), true)
+	equal(t, "response accepted", s.serverRequests.answer(ctx, message(t, result(`1`, `"mine"`))), true)
 	contains(t, "sent to the child", (<-c.overflow).text(), `"id":"q","error":{"code":-32603`)
 }
 
@@ -647,7 +647,7 @@ func TestClientsLeaveDuringServerRequests(t *testing.T) {
 	p.eventually("an unread server request is refused", func() bool {
 		return strings.Contains(heard(), `\"id\":\"e\",\"error\":{\"code\":-32603`)
 	})
-	equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
+	equal(t, "open server requests", len(c.poolSession(p).serverRequests.open), 0)
 }
 
 func TestServerRequestsAreLimited(t *testing.T) {
@@ -692,11 +692,11 @@ func TestNoServerRequestsOnAbandonedCalls(t *testing.T) {
 	found, _ := c.inferCall()
 	equal(t, "found", found, asked)
 	c.cancel(asked, "x")
-	s.forwardServerRequest(c, found, asks(t, "sampling/createMessage"))
+	s.serverRequests.forward(c, found, asks(t, "sampling/createMessage"))
 	contains(t, "first", (<-c.queue).text(), "notifications/cancelled")
 	contains(t, "then", (<-c.queue).text(), `"method":"ping"`)
 	contains(t, "last", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
-	equal(t, "open server requests", len(s.serverRequests), 0)
+	equal(t, "open server requests", len(s.serverRequests.open), 0)
 }
 
 // A sole client that initializes again listens with its latest session.

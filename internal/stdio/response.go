@@ -197,7 +197,7 @@ func (s *stream) Close() error {
 	kept := s.onClose()
 	s.inbox.Done()
 	if q := s.serverRequest; q != nil && len(s.buf) > 0 && !kept { // the client has not read all of it
-		q.session.refuse(q, "the client has left")
+		q.refuse("the client has left")
 	}
 	return nil
 }

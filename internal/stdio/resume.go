@@ -3,6 +3,7 @@ package stdio
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -136,7 +137,7 @@ func (e *callEvents) detach(st *stream, cause error) bool {
 	switch {
 	case e.reader != st:
 		return true // another response goes on
-	case e.unavailable, !e.over && !left, !e.call.session.tryDetach(e, e.over, int64(e.size)):
+	case e.unavailable, !e.over && !left, !e.call.session.events.tryDetach(e, e.over, int64(e.size)):
 		e.reader = nil
 		return false
 	}
@@ -154,7 +155,7 @@ func (e *callEvents) expire() {
 	}
 	e.mu.Unlock()
 	if away {
-		e.call.session.forgetEvents(e)
+		e.call.session.events.forget(e)
 		e.child.giveUp(e.call, nil)
 	}
 }
@@ -167,25 +168,42 @@ func (e *callEvents) end() {
 	e.expires.Stop()
 }
 
-// newEvents returns the events of a call, whose first message is about to be sent.
-func (s *session) newEvents(c *child, call *call) *callEvents {
+// keptEvents are the events of the calls of a session that the client can resume.
+type keptEvents struct {
+	memory *account
+
+	mu       sync.Mutex
+	last     uint64 // latest number
+	byNumber map[uint64]*callEvents
+	detached map[*callEvents]detachment // those of calls without a connection
+}
+
+// add returns the events of a call, whose first message is about to be sent.
+func (k *keptEvents) add(c *child, call *call) *callEvents {
 	e := &callEvents{child: c, call: call, first: 1}
 	e.expires = time.AfterFunc(resumeTime, e.expire)
 	e.expires.Stop()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lastEvents++
-	e.number = s.lastEvents
-	s.events[e.number] = e
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.last++
+	e.number = k.last
+	k.byNumber[e.number] = e
 	return e
 }
 
-// forgetEvents removes the events of a call.
-func (s *session) forgetEvents(e *callEvents) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.events, e.number)
-	s.removeDetached(e)
+// get returns the events of the call with a number.
+func (k *keptEvents) get(number uint64) *callEvents {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.byNumber[number]
+}
+
+// forget removes the events of a call.
+func (k *keptEvents) forget(e *callEvents) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.byNumber, e.number)
+	k.removeDetached(e)
 }
 
 // A detachment describes the events of a call that are kept for a disconnected client.
@@ -197,68 +215,60 @@ type detachment struct {
 // tryDetach keeps the events of a call while the client is disconnected, and reports whether there
 // is room. It drops events of calls that are over to make room. The bytes of events count toward
 // the quota of the owner.
-func (s *session) tryDetach(e *callEvents, over bool, bytes int64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other, kept := range s.detached {
-		if kept.over && len(s.detached) >= maxDetached {
-			s.removeDetached(other)
-			delete(s.events, other.number)
+func (k *keptEvents) tryDetach(e *callEvents, over bool, bytes int64) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for other, kept := range k.detached {
+		if kept.over && len(k.detached) >= maxDetached {
+			k.removeDetached(other)
+			delete(k.byNumber, other.number)
 		}
 	}
-	if s.ended || len(s.detached) >= maxDetached || !s.pool.sessionMeter.Grow(s.owner, bytes) {
+	if len(k.detached) >= maxDetached || !k.memory.grow(bytes) {
 		return false
 	}
-	s.bytes += bytes
-	s.detached[e] = detachment{over, bytes}
+	k.detached[e] = detachment{over, bytes}
 	return true
 }
 
 // removeDetached notes that events are no longer kept for a disconnected client. The caller holds
 // the lock.
-func (s *session) removeDetached(e *callEvents) {
-	if !s.ended {
-		kept := s.detached[e].bytes
-		s.pool.sessionMeter.Grow(s.owner, -kept)
-		s.bytes -= kept
-	}
-	delete(s.detached, e)
+func (k *keptEvents) removeDetached(e *callEvents) {
+	k.memory.grow(-k.detached[e].bytes)
+	delete(k.detached, e)
 }
 
 // attach notes that the client has resumed a call.
-func (s *session) attach(e *callEvents) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.removeDetached(e)
+func (k *keptEvents) attach(e *callEvents) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.removeDetached(e)
 }
 
-// endEventsOf discards the events of a call.
-func (s *session) endEventsOf(call *call) {
-	s.mu.Lock()
+// endOf discards the events of a call.
+func (k *keptEvents) endOf(call *call) {
+	k.mu.Lock()
 	var events *callEvents
-	for _, e := range s.events {
+	for _, e := range k.byNumber {
 		if e.call == call {
 			events = e
-			delete(s.events, e.number)
-			s.removeDetached(e)
+			delete(k.byNumber, e.number)
+			k.removeDetached(e)
 		}
 	}
-	s.mu.Unlock()
+	k.mu.Unlock()
 	if events != nil {
 		events.end()
 	}
 }
 
-// endEvents discards all events, and cancels the calls of a disconnected client.
-func (s *session) endEvents() {
-	s.mu.Lock()
-	all := make([]*callEvents, 0, len(s.events))
-	for _, e := range s.events {
-		all = append(all, e)
-	}
-	clear(s.events)
-	clear(s.detached)
-	s.mu.Unlock()
+// end discards all events, and cancels the calls of a disconnected client.
+func (k *keptEvents) end() {
+	k.mu.Lock()
+	all := slices.Collect(maps.Values(k.byNumber))
+	clear(k.byNumber)
+	clear(k.detached)
+	k.mu.Unlock()
 	for _, e := range all {
 		e.expire()
 		e.end()
@@ -271,9 +281,7 @@ func (rt *roundTrip) resume() *http.Response {
 	if !ok {
 		return nil
 	}
-	rt.session.mu.Lock()
-	events := rt.session.events[number]
-	rt.session.mu.Unlock()
+	events := rt.session.events.get(number)
 	if events == nil {
 		return rt.fail(lostEvents())
 	}
@@ -281,7 +289,7 @@ func (rt *roundTrip) resume() *http.Response {
 	if !events.resume(st, after) {
 		return rt.fail(lostEvents())
 	}
-	rt.session.attach(events)
+	rt.session.events.attach(events)
 	st.buf = net.Buffers{streamable.Comment} // sends the header
 	return respondStream(rt.req, st)
 }

@@ -244,14 +244,11 @@ func TestResumableCallsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := quota.NewMeter(sessionQuota, quota.Limits{Bytes: 1, OwnerBytes: 1})
 		defer kept.Close()
-		s := &session{
-			pool:     &Pool{sessionMeter: kept},
-			events:   map[uint64]*callEvents{},
-			detached: map[*callEvents]detachment{},
-		}
+		s := &session{memory: account{meter: kept}}
+		s.events = keptEvents{memory: &s.memory, byNumber: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
 		waiting := &call{session: s, inbox: newInbox("", maxUnread), id: 1}
 		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
-		events := s.newEvents(c, waiting)
+		events := s.events.add(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
 		events.startStream(st, letter{message: frame{[]byte("x")}})
 		time.Sleep(2 * resumeTime) // the client is connected
@@ -263,16 +260,16 @@ func TestResumableCallsExpire(t *testing.T) {
 		if !events.resume(other, 0) {
 			t.Error("the call cannot be resumed")
 		}
-		s.attach(events)
+		s.events.attach(events)
 		events.detach(other, nil) // a write has failed before the request was canceled
-		if s.bytes != 1 || kept.Fits("", 1) {
-			t.Errorf("%d bytes are counted", s.bytes)
+		if s.memory.bytes != 1 || kept.Fits("", 1) {
+			t.Errorf("%d bytes are counted", s.memory.bytes)
 		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
-		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil || s.bytes != 0 ||
+		if events.resume(st, 0) || len(s.events.byNumber)+len(s.events.detached) != 0 || c.calls[1] != nil || s.memory.bytes != 0 ||
 			!kept.Fits("", 1) {
-			t.Errorf("the call is kept: %v, %v", s.events, c.calls)
+			t.Errorf("the call is kept: %v, %v", s.events.byNumber, c.calls)
 		}
 	})
 }

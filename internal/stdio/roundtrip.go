@@ -38,7 +38,7 @@ func (rt *roundTrip) finish() {
 	if rt.session != nil {
 		rt.session.release()
 	}
-	rt.pool.endRequest(rt.req.URL.Host)
+	rt.pool.inFlight.end(rt.req.URL.Host)
 }
 
 func (rt *roundTrip) serve() (*http.Response, error) {
@@ -53,7 +53,7 @@ func (rt *roundTrip) serve() (*http.Response, error) {
 	}
 	rt.era = info.Era
 	if info.Session != "" {
-		rt.session = rt.pool.session(info.Session, rt.name())
+		rt.session = rt.pool.sessions.get(info.Session, nameAt(rt.req.URL.Host))
 		if rt.session == nil {
 			return rt.fail(jsonrpc.UnknownSession()), nil
 		}
@@ -96,9 +96,6 @@ func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 }
 
 func (rt *roundTrip) respondAccepted() *http.Response { return respond(rt.req, http.StatusAccepted) }
-
-// name returns the name of the server that the request is for.
-func (rt *roundTrip) name() string { return address{host: rt.req.URL.Host}.name() }
 
 // server returns the server of the session, or the one at the address of the request for the
 // capabilities of the client. A client that declares nothing gets any server that runs.
@@ -147,7 +144,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 	if len(rt.m.Literal(jsonrpc.Params)) > maxParams {
 		return rt.fail(jsonrpc.PayloadTooLarge()), nil
 	}
-	if !rt.pool.serves(rt.req.URL.Host) {
+	if !rt.pool.hosts.inUse(rt.req.URL.Host) {
 		return nil, errStopped
 	}
 	session, err := rt.openSession()
@@ -167,7 +164,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 		return rt.refuseSession(refused.answer), nil // maybe because of the client's capabilities
 	}
 	if err != nil {
-		rt.pool.end(session)
+		session.end()
 		return nil, err
 	}
 	if c.handshake.answer.Has(jsonrpc.ErrorCode) {
@@ -186,7 +183,7 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 
 // refuseSession ends a session that the server has refused.
 func (rt *roundTrip) refuseSession(answer *jsonrpc.Message) *http.Response {
-	rt.pool.end(rt.session)
+	rt.session.end()
 	return respond(rt.req, http.StatusOK, replaceFields(answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...)
 }
 
@@ -196,16 +193,16 @@ func (rt *roundTrip) openSession() (*session, error) {
 	p, ctx := rt.pool, rt.req.Context()
 	owner := ownerOf(ctx)
 	if p.config.Isolation == PerSession {
-		if can, err := p.starts.wait(ctx, owner, min(startWait, p.config.StartTimeout)); !can {
+		if can, err := p.sessions.starts.wait(ctx, owner, min(startWait, p.config.StartTimeout)); !can {
 			return nil, err
 		}
 	}
-	return p.open(rt.m, rt.req.URL.Host, owner), nil
+	return p.sessions.open(rt.m, rt.req.URL.Host, owner), nil
 }
 
 // serveResponse forwards the response to a server request.
 func (rt *roundTrip) serveResponse() *http.Response {
-	if rt.session == nil || !rt.m.IsResponse() || !rt.session.answerServerRequest(rt.req.Context(), rt.m) {
+	if rt.session == nil || !rt.m.IsResponse() || !rt.session.serverRequests.answer(rt.req.Context(), rt.m) {
 		return rt.fail(jsonrpc.InvalidRequest("this response matches no open request"))
 	}
 	return rt.respondAccepted()
@@ -238,7 +235,7 @@ func (rt *roundTrip) sharedChildWants(c *child, method string) bool {
 	case "notifications/roots/list_changed":
 		return rt.pool.config.SoleClient
 	case "notifications/progress":
-		return rt.session != nil && rt.session.awaitsProgress(c, rt.m.Literal(jsonrpc.Progress))
+		return rt.session != nil && rt.session.serverRequests.awaitsProgress(c, rt.m.Literal(jsonrpc.Progress))
 	}
 	return true
 }
@@ -264,11 +261,11 @@ func (rt *roundTrip) children() (children []*child) {
 	var servers []*server
 	switch {
 	case rt.session == nil:
-		servers = rt.pool.serversNamed(rt.name(), rt.era, nil)
+		servers = rt.pool.serversNamed(nameAt(rt.req.URL.Host), rt.era, nil)
 	case rt.session.server != nil:
 		servers = []*server{rt.session.server}
 	default:
-		servers = rt.pool.serversNamed(rt.name(), mcp.Legacy, rt.session.group)
+		servers = rt.pool.serversNamed(nameAt(rt.req.URL.Host), mcp.Legacy, rt.session.group)
 	}
 	for _, s := range servers {
 		children = append(children, s.childrenFor(rt.session)...)
@@ -324,12 +321,12 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	}
 	var st *stream
 	if rt.session != nil && rt.era == mcp.Legacy && c.keepsCalls(rt.session) {
-		events := rt.session.newEvents(c, call)
+		events := rt.session.events.add(c, call)
 		st = rt.callStream(events)
 		events.startStream(st, l)
 	} else {
 		st = newStream(ctx, call.inbox, func() bool {
-			rt.pool.removeListener(st)
+			rt.pool.listeners.remove(st)
 			c.giveUp(call, context.Cause(ctx))
 			rt.finish()
 			return false
@@ -337,7 +334,7 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	}
 	st.load(l)
 	if rt.m.Is(jsonrpc.Method, mcp.MethodListen) {
-		rt.pool.addListener(st)
+		rt.pool.listeners.add(st)
 	}
 	return respondStream(rt.req, st), nil
 }
@@ -357,7 +354,7 @@ func (rt *roundTrip) firstMessage(call *call) (l letter, last bool, err error) {
 			return l, last, nil
 		}
 		if l.serverRequest != nil {
-			call.session.refuse(l.serverRequest, "the client does not accept event streams")
+			l.serverRequest.refuse("the client does not accept event streams")
 		}
 	}
 }
@@ -412,11 +409,11 @@ func (rt *roundTrip) serveGet() *http.Response {
 	}
 	var st *stream
 	st = newStream(rt.req.Context(), rt.session.streamInbox, func() bool {
-		rt.pool.removeListener(st)
+		rt.pool.listeners.remove(st)
 		rt.session.clearStream(st)
 		for _, l := range rt.session.streamInbox.Leave() {
 			if l.serverRequest != nil {
-				rt.session.refuse(l.serverRequest, "the client has left")
+				l.serverRequest.refuse("the client has left")
 			}
 		}
 		rt.session.release()
@@ -425,8 +422,8 @@ func (rt *roundTrip) serveGet() *http.Response {
 	rt.session.streamInbox.Join()
 	st.buf = net.Buffers{streamable.Comment} // sends the header
 	rt.session.setStream(st)
-	rt.pool.addListener(st)
-	rt.pool.endRequest(rt.req.URL.Host) // an idle pool may have open streams
+	rt.pool.listeners.add(st)
+	rt.pool.inFlight.end(rt.req.URL.Host) // an idle pool may have open streams
 	return respondStream(rt.req, st)
 }
 
@@ -435,7 +432,7 @@ func (rt *roundTrip) serveDelete() *http.Response {
 	if rt.session == nil {
 		return rt.fail(jsonrpc.MethodNotAllowed("POST", "GET"))
 	}
-	rt.pool.end(rt.session)
+	rt.session.end()
 	return respond(rt.req, http.StatusNoContent)
 }
 

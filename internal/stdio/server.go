@@ -53,7 +53,7 @@ func newServer(p *Pool, addr address, owner *session) *server {
 	return &server{
 		pool:    p,
 		address: addr,
-		name:    addr.name(),
+		name:    nameAt(addr.host),
 		owner:   owner,
 		created: time.Now(),
 		backoff: backoff.Exponential{First: time.Second, Max: 30 * time.Second},
@@ -247,8 +247,8 @@ func (s *server) isStopping() bool {
 
 // childEnded handles the end of a child.
 func (s *server) childEnded(c *child, err error) {
-	s.pool.eachSession(func(session *session) {
-		session.refuseMatching(func(q *serverRequest) bool { return q.child == c })
+	s.pool.sessions.each(func(session *session) {
+		session.serverRequests.refuseMatching(func(q *serverRequest) bool { return q.child == c })
 	})
 	if !s.hasChild(c) {
 		return // it has never been ready
@@ -568,7 +568,7 @@ func (s *server) eachSession(f func(*session)) {
 	if at.era == mcp.Modern {
 		return
 	}
-	s.pool.eachSession(func(session *session) {
+	s.pool.sessions.each(func(session *session) {
 		if session.group == at.group {
 			f(session)
 		}
@@ -590,7 +590,7 @@ func (s *server) listChanged(m *jsonrpc.Message) {
 	s.mu.Lock()
 	host := s.address.host
 	s.mu.Unlock()
-	if watchers := s.pool.watchersOf(host); len(watchers) > 0 {
+	if watchers := s.pool.watchers.at(host); len(watchers) > 0 {
 		var unread []string
 		s.eachSession(func(session *session) {
 			if !session.hasStream() {
@@ -633,7 +633,7 @@ func (s *server) soleOwner(c *child) *session {
 // forwardWithdrawal notifies a client that the server cancels its request.
 func (s *server) forwardWithdrawal(c *child, m *jsonrpc.Message) {
 	s.eachSession(func(session *session) {
-		number, to := session.withdrawServerRequest(c, m.Literal(jsonrpc.RequestID))
+		number, to := session.serverRequests.withdraw(c, m.Literal(jsonrpc.RequestID))
 		if to != nil {
 			to.Put(letter{message: replaceFields(m, fmt.Append(nil, number), jsonrpc.RequestID)})
 		}

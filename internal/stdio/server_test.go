@@ -96,7 +96,7 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 			if _, err := p.client().do(http.MethodPost, request(`1`, "initialize", `{}`)); err == nil {
 				t.Error("initialize succeeds")
 			}
-			equal(t, "sessions", len(p.sessions), 0)
+			equal(t, "sessions", len(p.sessions.byID), 0)
 			equal(t, "starts reported", len(p.started), 0)
 			if p.logs.FilterMessage("MCP server not started").Len() == 0 {
 				t.Error("the failure was not logged")
@@ -238,7 +238,7 @@ func TestChildDiesDuringAStream(t *testing.T) {
 		c.post(result(idOf(t, req), `{"roots":[]}`)).StatusCode,
 		http.StatusBadRequest,
 	)
-	equal(t, "open server requests", len(c.poolSession(p).serverRequests), 0)
+	equal(t, "open server requests", len(c.poolSession(p).serverRequests.open), 0)
 }
 
 func TestAChildThatClosesItsStdinIsRestarted(t *testing.T) {

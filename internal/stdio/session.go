@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"maps"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -33,40 +32,39 @@ type session struct {
 	owner            string
 	created          time.Time
 
-	mu                sync.Mutex
-	streamInbox       *inbox // messages for its stream
-	stream            *stream
-	openResponses     int
-	lastUsed          time.Time
-	ended             bool
-	lastServerRequest uint64
-	serverRequests    map[uint64]*serverRequest
-	subscriptions     map[string]bool // URIs of resources
-	level             string          // log level; "" before the client has set one
-	bytes             int64           // memory that counts toward the quota
+	streamInbox    *inbox // messages for its stream
+	serverRequests serverRequests
+	events         keptEvents
+	memory         account
 
-	events     map[uint64]*callEvents     // events of calls by number
-	detached   map[*callEvents]detachment // those of calls without a connection
-	lastEvents uint64                     // latest number
+	mu            sync.Mutex
+	stream        *stream
+	openResponses int
+	lastUsed      time.Time
+	ended         bool
+	subscriptions map[string]bool // URIs of resources
+	level         string          // log level; "" before the client has set one
 }
 
 func newSession(p *Pool, name, owner string, initialize *jsonrpc.Message) *session {
 	s := &session{
-		id:             rand.Text(),
-		name:           name,
-		pool:           p,
-		owner:          owner,
-		capabilities:   bytes.Clone(initialize.Literal(jsonrpc.Capabilities)),
-		streamInbox:    mailbox.NewUnread[letter](owner, maxStreamInbox),
-		serverRequests: map[uint64]*serverRequest{},
-		subscriptions:  map[string]bool{},
-		events:         map[uint64]*callEvents{},
-		detached:       map[*callEvents]detachment{},
+		id:            rand.Text(),
+		name:          name,
+		pool:          p,
+		owner:         owner,
+		created:       time.Now(),
+		capabilities:  bytes.Clone(initialize.Literal(jsonrpc.Capabilities)),
+		streamInbox:   mailbox.NewUnread[letter](owner, maxStreamInbox),
+		memory:        account{meter: p.sessions.meter, owner: owner},
+		subscriptions: map[string]bool{},
 	}
+	s.lastUsed = s.created
+	s.serverRequests = serverRequests{session: s, open: map[uint64]*serverRequest{}}
+	s.events = keptEvents{memory: &s.memory, byNumber: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
 	if p.config.Isolation == PerSession {
 		s.initializeParams = bytes.Clone(initialize.Literal(jsonrpc.Params))
 	}
-	s.bytes = int64(len(s.initializeParams) + len(s.capabilities))
+	s.memory.bytes = int64(len(s.initializeParams) + len(s.capabilities))
 	return s
 }
 
@@ -89,6 +87,13 @@ func (s *session) release() {
 	s.openResponses--
 }
 
+// usage reports whether the client has an open response, and for how long it has had none.
+func (s *session) usage() (connected bool, unused time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.openResponses > 0, time.Since(s.lastUsed)
+}
+
 // An activity is a way in which a session is used.
 type activity int
 
@@ -104,11 +109,92 @@ func (s *session) activity() (now activity, since time.Time, bytes int64) {
 	defer s.mu.Unlock()
 	switch {
 	case s.openResponses == 0:
-		return idle, s.lastUsed, s.bytes
+		return idle, s.lastUsed, s.memory.size()
 	case s.openResponses == 1 && s.stream != nil:
-		return listening, s.lastUsed, s.bytes
+		return listening, s.lastUsed, s.memory.size()
 	}
-	return busy, s.created, s.bytes
+	return busy, s.created, s.memory.size()
+}
+
+// checkExpiry ends a session that was unused for its time to live. It runs when that can be the
+// case, because a timer that each request restarts costs more.
+func (s *session) checkExpiry() {
+	s.mu.Lock()
+	left := s.pool.config.SessionTTL
+	if s.openResponses == 0 {
+		left -= time.Since(s.lastUsed)
+	}
+	again := left > 0 && !s.ended
+	if again {
+		s.expires.Reset(left)
+	}
+	s.mu.Unlock()
+	if !again {
+		s.expire()
+	}
+}
+
+// expire ends a session unless it is used.
+func (s *session) expire() {
+	s.mu.Lock()
+	unused := s.openResponses == 0
+	s.ended = s.ended || unused
+	s.mu.Unlock()
+	if unused {
+		s.end()
+	}
+}
+
+// end ends a session with its open requests.
+func (s *session) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.expires.Stop()
+	s.mu.Unlock()
+	size := s.memory.close()
+	s.streamInbox.Discard()
+	s.serverRequests.close()
+	s.events.end()
+	uris := s.uris()
+	p := s.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.sessions.byID[s.id] == s {
+		delete(p.sessions.byID, s.id)
+		p.sessions.meter.Give(s.owner, size)
+	}
+	switch {
+	case p.closed: // Close stops all servers
+	case s.server != nil:
+		p.running.Go(s.server.stop)
+	case len(uris) > 0 || s.logLevel() != "":
+		p.running.Go(func() { s.releaseShared(uris) })
+	}
+}
+
+// releaseShared undoes what an ended session has set on shared children: its log level, and
+// subscriptions that no other session has.
+func (s *session) releaseShared(uris []string) {
+	p := s.pool
+	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
+	defer cancel()
+	for _, server := range p.serversNamed(s.name, mcp.Legacy, s.group) {
+		c := server.current()
+		if c == nil {
+			continue
+		}
+		for _, uri := range uris {
+			if !server.isSubscribed(uri) {
+				_, _ = c.request(ctx, "resources/unsubscribe", mcp.URIParams(uri))
+			}
+		}
+		server.updateLevel(c)
+	}
+}
+
+// hasServerAt reports whether the session has its own server, at this host.
+func (s *session) hasServerAt(host string) bool {
+	return s.server != nil && s.server.address.host == host
 }
 
 // canBeAsked reports whether the client has declared that it supports a server request.
@@ -118,163 +204,6 @@ func (s *session) canBeAsked(method string) bool {
 
 // maxStreamInbox is how many bytes wait for a client to open its stream.
 const maxStreamInbox = 64 << 10
-
-// maxServerRequests is how many server requests a client can have open.
-const maxServerRequests = 1_000
-
-// serverRequestTime is how long a server request waits for a client without an open response.
-const serverRequestTime = 5 * time.Second
-
-// forwardServerRequest sends a server request to the client, on the stream of a call or of the
-// session. If that fails, it is answered locally.
-func (s *session) forwardServerRequest(c *child, call *call, m *jsonrpc.Message) {
-	s.mu.Lock()
-	why := ""
-	switch {
-	case s.ended:
-		why = "the client has left"
-	case len(s.serverRequests) == maxServerRequests:
-		why = "the client has too many open requests"
-	}
-	if why != "" {
-		s.mu.Unlock()
-		c.answerLocally(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, why)
-		return
-	}
-	s.lastServerRequest++
-	q := &serverRequest{
-		session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method),
-		number: s.lastServerRequest, progressToken: bytes.Clone(m.Literal(jsonrpc.ProgressToken)), call: call,
-	}
-	s.serverRequests[q.number] = q
-	s.mu.Unlock()
-
-	number := strconv.AppendUint(nil, q.number, 10)
-	l := letter{message: replaceFields(m, number, jsonrpc.ID), serverRequest: q}
-	if call != nil {
-		if !call.inbox.Put(l) {
-			s.refuse(q, "the client is not reading its stream, or has left")
-		}
-		return
-	}
-	if !s.streamInbox.Put(l) {
-		s.refuse(q, "the client is not reading its stream")
-		return
-	}
-	s.refuseUnlessRead(q, serverRequestTime)
-}
-
-// refuseUnlessRead refuses a server request outside of calls if, after a while, the client has not
-// read it, or has no open response anymore.
-func (s *session) refuseUnlessRead(q *serverRequest, while time.Duration) {
-	time.AfterFunc(while, func() {
-		s.mu.Lock()
-		_, open := s.serverRequests[q.number]
-		connected, unused := s.openResponses > 0, time.Since(s.lastUsed)
-		s.mu.Unlock()
-		switch {
-		case !open:
-		case s.streamInbox.Withdraw(func(l letter) bool { return l.serverRequest == q }):
-			s.refuse(q, "the client has no open stream")
-		case connected:
-			s.refuseUnlessRead(q, serverRequestTime)
-		case unused < serverRequestTime:
-			s.refuseUnlessRead(q, serverRequestTime-unused)
-		default:
-			s.refuse(q, "the client has left")
-		}
-	})
-}
-
-// answerServerRequest forwards the client's response to a server request. It reports whether there
-// was such a request.
-func (s *session) answerServerRequest(ctx context.Context, m *jsonrpc.Message) bool {
-	number, err := strconv.ParseUint(string(m.Literal(jsonrpc.ID)), 10, 64)
-	if err != nil {
-		return false
-	}
-	s.mu.Lock()
-	q := s.serverRequests[number]
-	delete(s.serverRequests, number)
-	s.mu.Unlock()
-	if q == nil {
-		return false
-	}
-	if err := q.child.sendEdited(ctx, m.Raw, m.ReplaceAll(q.id, jsonrpc.ID)); err != nil {
-		q.child.answerLocally(q.id, q.method, jsonrpc.CodeInternalError, "the client has left")
-	}
-	return true
-}
-
-// refuse answers a server request with an error, unless it has been answered.
-func (s *session) refuse(q *serverRequest, why string) {
-	s.mu.Lock()
-	_, open := s.serverRequests[q.number]
-	delete(s.serverRequests, q.number)
-	s.mu.Unlock()
-	if open {
-		q.child.answerLocally(q.id, q.method, jsonrpc.CodeInternalError, why)
-	}
-}
-
-// refuseMatching refuses open server requests.
-func (s *session) refuseMatching(match func(*serverRequest) bool) {
-	s.mu.Lock()
-	var refused []*serverRequest
-	for _, q := range s.serverRequests {
-		if match(q) {
-			refused = append(refused, q)
-		}
-	}
-	s.mu.Unlock()
-	for _, q := range refused {
-		s.refuse(q, "the client has left")
-	}
-}
-
-// detachServerRequests keeps the server requests on the stream of a call whose response is sent
-// now. A server request need not belong to the call whose stream carries it, and the client reads
-// it before the response, so it may still answer.
-func (s *session) detachServerRequests(call *call) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, q := range s.serverRequests {
-		if q.call == call {
-			q.call = nil
-			s.refuseUnlessRead(q, serverRequestTime)
-		}
-	}
-}
-
-// withdrawServerRequest removes a server request that the server has canceled. It returns the
-// number that the client knows, and the inbox that the request went to.
-func (s *session) withdrawServerRequest(c *child, id []byte) (number uint64, to *inbox) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, q := range s.serverRequests {
-		if q.child == c && bytes.Equal(q.id, id) {
-			delete(s.serverRequests, q.number)
-			if q.call != nil {
-				return q.number, q.call.inbox
-			}
-			return q.number, s.streamInbox
-		}
-	}
-	return 0, nil
-}
-
-// awaitsProgress reports whether this child has an open request to the client with this progress
-// token.
-func (s *session) awaitsProgress(c *child, token []byte) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, q := range s.serverRequests {
-		if q.child == c && q.progressToken != nil && bytes.Equal(q.progressToken, token) {
-			return true
-		}
-	}
-	return false
-}
 
 func (s *session) logLevel() string {
 	s.mu.Lock()
@@ -316,10 +245,9 @@ func (s *session) subscribe(uri string) bool {
 	}
 	size := int64(len(uri) + subscriptionBytes)
 	if s.ended || len(s.subscriptions) == maxSubscriptions || len(uri) > longestURI ||
-		!s.pool.sessionMeter.Grow(s.owner, size) {
+		!s.memory.grow(size) {
 		return false
 	}
-	s.bytes += size
 	s.subscriptions[uri] = true
 	return true
 }
@@ -329,9 +257,7 @@ func (s *session) unsubscribe(uri string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ended && s.subscriptions[uri] {
-		size := int64(len(uri) + subscriptionBytes)
-		s.pool.sessionMeter.Grow(s.owner, -size)
-		s.bytes -= size
+		s.memory.grow(-int64(len(uri) + subscriptionBytes))
 		delete(s.subscriptions, uri)
 	}
 }
@@ -386,12 +312,133 @@ func ownerOf(ctx context.Context) string {
 	return owner
 }
 
+// An account is the memory of a session that counts toward the quota.
+type account struct {
+	meter *quota.Meter
+	owner string
+
+	mu     sync.Mutex
+	bytes  int64
+	closed bool
+}
+
+// grow adds bytes, or removes them if they are negative. It reports false, and does nothing, if
+// there is no room or the session has ended.
+func (a *account) grow(bytes int64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed || !a.meter.Grow(a.owner, bytes) {
+		return false
+	}
+	a.bytes += bytes
+	return true
+}
+
+func (a *account) size() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.bytes
+}
+
+// close returns the bytes, which do not change anymore.
+func (a *account) close() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	return a.bytes
+}
+
 // Limits of the memory for sessions: their initialize requests, capabilities, subscriptions and
 // events. In all and per owner.
 const (
 	maxBytes      = 64 << 20
 	maxOwnerBytes = 8 << 20
 )
+
+// sessions are the sessions of all clients. The lock of the pool guards them, because their
+// groups and servers change with them.
+type sessions struct {
+	pool    *Pool
+	byID    map[string]*session
+	meter   *quota.Meter // sessions and the bytes kept for them
+	opening sync.Mutex   // held while room is made for a session
+	starts  startLimiter
+}
+
+func newSessions(p *Pool) sessions {
+	return sessions{
+		pool: p,
+		byID: map[string]*session{},
+		meter: quota.NewMeter(sessionQuota, quota.Limits{
+			Entries: p.config.MaxSessions, Bytes: maxBytes, OwnerBytes: maxOwnerBytes,
+		}),
+		starts: startLimiter{limiters: map[string]*rate.Limiter{}},
+	}
+}
+
+// open begins a session for a client that has sent initialize. It returns nil if there is no
+// room.
+func (ss *sessions) open(initialize *jsonrpc.Message, host, owner string) *session {
+	p := ss.pool
+	s := newSession(p, nameAt(host), owner, initialize)
+	ss.opening.Lock()
+	defer ss.opening.Unlock()
+	// Most of the sessions that this ends belong to clients that left without DELETE.
+	for !ss.meter.Fits(owner, s.memory.bytes) && ss.makeRoom(s) {
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || !ss.meter.Take(owner, s.memory.bytes) {
+		return nil
+	}
+	if p.config.Isolation == PerSession {
+		s.server = newServer(p, address{host: host, era: mcp.Legacy}, s)
+	} else {
+		s.group = p.groups.of(s.name, s.capabilities, owner)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.openResponses = 1
+	s.expires = time.AfterFunc(p.config.SessionTTL, s.checkExpiry)
+	ss.byID[s.id] = s
+	return s
+}
+
+// get returns a session of a server by its ID and marks it as used.
+func (ss *sessions) get(id, name string) *session {
+	ss.pool.mu.Lock()
+	s := ss.byID[id]
+	ss.pool.mu.Unlock()
+	if s == nil || s.name != name || !s.use() {
+		return nil
+	}
+	return s
+}
+
+// each calls f for every session.
+func (ss *sessions) each(f func(*session)) {
+	ss.pool.mu.Lock()
+	all := slices.Collect(maps.Values(ss.byID))
+	ss.pool.mu.Unlock()
+	for _, s := range all {
+		f(s)
+	}
+}
+
+// busyAt reports whether calls wait for a child of a single session at a host. They may have come
+// through another host of the same server.
+func (ss *sessions) busyAt(host string) bool {
+	ss.pool.mu.Lock()
+	defer ss.pool.mu.Unlock()
+	for _, s := range ss.byID {
+		if s.hasServerAt(host) {
+			if c := s.server.current(); c != nil && c.busy() {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // abandonedTime is how long a session is unused before it counts as abandoned.
 const abandonedTime = time.Minute
@@ -417,18 +464,18 @@ type usage struct {
 // Abandoned sessions of owners that have less can go as well, but the only session of an owner
 // goes last. Sessions in use are ended if their owner has more than half of all, and sessions
 // with just an open stream if it has more than its share.
-func (p *Pool) makeRoom(next *session) bool {
+func (ss *sessions) makeRoom(next *session) bool {
 	var all []candidate
 	owners := map[string]*usage{next.owner: {}}
-	p.eachSession(func(s *session) {
+	ss.each(func(s *session) {
 		now, since, bytes := s.activity()
 		if owners[s.owner] == nil {
 			owners[s.owner] = new(usage)
 		}
 		all = append(all, candidate{s, now, since, bytes, owners[s.owner]})
 	})
-	limit, weight := int64(p.config.MaxSessions), func(int64) int64 { return 1 }
-	if len(all) < p.config.MaxSessions {
+	limit, weight := int64(ss.pool.config.MaxSessions), func(int64) int64 { return 1 }
+	if len(all) < ss.pool.config.MaxSessions {
 		limit, weight = maxBytes, func(bytes int64) int64 { return bytes }
 	}
 	for _, c := range all {
@@ -440,14 +487,14 @@ func (p *Pool) makeRoom(next *session) bool {
 		}
 	}
 	own := owners[next.owner]
-	mine := own.used + weight(next.bytes)
+	mine := own.used + weight(next.memory.bytes)
 	rank := func(c candidate) int {
 		abandoned := time.Since(c.since) > abandonedTime
 		more := c.usage.used > mine
 		switch {
 		case c.usage == own && c.activityNow == idle:
 			return 1
-		case c.usage == own, own.bytes+next.bytes > maxOwnerBytes:
+		case c.usage == own, own.bytes+next.memory.bytes > maxOwnerBytes:
 			return 0
 		case c.activityNow == idle && more:
 			return 1
@@ -473,9 +520,9 @@ func (p *Pool) makeRoom(next *session) bool {
 			cmp.Compare(b.usage.used, a.usage.used), a.since.Compare(b.since))
 	})
 	if last.activityNow == idle {
-		p.expire(last.session) // unless it is used again
+		last.expire() // unless it is used again
 	} else {
-		p.end(last.session)
+		last.end()
 	}
 	return true
 }

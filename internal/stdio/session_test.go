@@ -74,7 +74,7 @@ func TestSessionsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	equal(t, "GET", res.StatusCode, http.StatusNotFound)
-	equal(t, "sessions", len(p.sessions), 0)
+	equal(t, "sessions", len(p.sessions.byID), 0)
 }
 
 func TestSessionsEndWithCallsInFlight(t *testing.T) {
@@ -90,31 +90,31 @@ func TestSessionsEndWithCallsInFlight(t *testing.T) {
 			t.Error("the call has no response")
 		}
 		r.Body.Close()
-		equal(t, "in flight", len(p.inFlight), 0)
+		equal(t, "in flight", len(p.inFlight.byHost), 0)
 	}
 }
 
 func TestSessionsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := NewPool(Config{SessionTTL: time.Minute, MaxSessions: 10}, nil)
-		s := p.open(new(jsonrpc.Message), "alpha:1", "")
+		s := p.sessions.open(new(jsonrpc.Message), "alpha:1", "")
 		if s == nil {
 			t.Fatal("no room for the session")
 		}
 		time.Sleep(time.Hour) // in use
 		s.release()
 		time.Sleep(59 * time.Second)
-		if p.session(s.id, "alpha") == nil {
+		if p.sessions.get(s.id, "alpha") == nil {
 			t.Fatal("ended too early")
 		}
 		s.release()
 		time.Sleep(59 * time.Second)
-		if p.session(s.id, "alpha") == nil {
+		if p.sessions.get(s.id, "alpha") == nil {
 			t.Fatal("use does not extend the session")
 		}
 		s.release()
 		time.Sleep(61 * time.Second)
-		if p.session(s.id, "alpha") != nil || len(p.sessions) != 0 {
+		if p.sessions.get(s.id, "alpha") != nil || len(p.sessions.byID) != 0 {
 			t.Error("the session has not expired")
 		}
 		p.Close()
@@ -171,7 +171,7 @@ func TestSessionsOfOthersStay(t *testing.T) {
 	equal(t, "Retry-After", r.Header.Get("Retry-After"), "1")
 	carol := as("carol").initialize(`{}`)
 	equal(t, "sessions of others", there(carol) && there(bob), true)
-	equal(t, "sessions", len(p.sessions), 4)
+	equal(t, "sessions", len(p.sessions.byID), 4)
 }
 
 // A new session may need the place of another one. The rows name the session that ends.
@@ -199,7 +199,7 @@ func TestRoomForSessions(t *testing.T) {
 				p := NewPool(Config{SessionTTL: time.Hour, MaxSessions: len(names)}, nil)
 				defer p.Close()
 				open := func(owner string) *session {
-					return p.open(new(jsonrpc.Message), "alpha:1", owner)
+					return p.sessions.open(new(jsonrpc.Message), "alpha:1", owner)
 				}
 				of := map[string]string{}
 				for _, name := range strings.Fields(test.is) {
@@ -224,7 +224,7 @@ func TestRoomForSessions(t *testing.T) {
 				equal(t, "refused", open(test.by) == nil, test.want == "")
 				var ended []string
 				for id, name := range of {
-					if p.sessions[id] == nil {
+					if p.sessions.byID[id] == nil {
 						ended = append(ended, name)
 					}
 				}
@@ -297,7 +297,7 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 			16_000)+`"}}`),
 	)
 	open := func(owner string) bool {
-		s := p.open(hello, "alpha:1", owner)
+		s := p.sessions.open(hello, "alpha:1", owner)
 		if s != nil {
 			s.release()
 		}
@@ -311,7 +311,7 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 	}
 	equal(t, "bytes", sessionQuota.Usage().Bytes-before <= maxOwnerBytes+(17<<10), true)
 	held := map[string]int{}
-	p.eachSession(func(s *session) { held[s.owner]++ })
+	p.sessions.each(func(s *session) { held[s.owner]++ })
 	equal(t, "sessions of the other owner", held["bob"], 1)
 	equal(t, "number of the owner's sessions is limited", held["alice"] > 400 && held["alice"] < 600, true)
 }
@@ -415,14 +415,14 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		var ended sync.WaitGroup
 		begin := make(chan struct{})
 		for i := range 100 {
-			s := p.open(new(jsonrpc.Message), "alpha:1", strconv.Itoa(i))
+			s := p.sessions.open(new(jsonrpc.Message), "alpha:1", strconv.Itoa(i))
 			if s == nil {
 				t.Fatal("no room for the session")
 			}
 			sessions = append(sessions, s)
 			ended.Go(func() {
 				<-begin
-				p.end(s)
+				s.end()
 			})
 		}
 		close(begin)

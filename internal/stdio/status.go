@@ -79,8 +79,8 @@ func (p *Pool) serversAt(host string) (servers []*server) {
 			servers = append(servers, s)
 		}
 	}
-	for _, s := range p.sessions {
-		if s.server != nil && s.server.address.host == host {
+	for _, s := range p.sessions.byID {
+		if s.hasServerAt(host) {
 			servers = append(servers, s.server)
 		}
 	}
