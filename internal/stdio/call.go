@@ -4,9 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"iter"
-	"slices"
+	"net/http"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -23,7 +23,7 @@ type call struct {
 	inbox    *inbox
 	err      error // error instead of a response; set before the inbox ends
 
-	// Guarded by the lock of the child.
+	// Guarded by the lock of the table.
 	queued       bool // it is in the queue to the child, or already written
 	sentAt       time.Time
 	cancellation []byte // the notification that it was canceled
@@ -35,79 +35,42 @@ func (call *call) fail(f *jsonrpc.Failure, cause error) {
 	call.inbox.End(letter{message: frame{f.Append(nil, call.request.Literal(jsonrpc.ID))}})
 }
 
-// sendCall registers a call under a new id and queues it. The id, which is also its progress
-// token, counts from 1, because some servers treat 0 as missing.
-func (c *child) sendCall(ctx context.Context, call *call) error {
-	call.inbox = newInbox(ownerOf(ctx), maxUnread)
-	if err := c.register(call); err != nil {
-		return err
-	}
-	number := strconv.AppendUint(call.digits[:0], call.id, 10)
-	edits := call.request.ReplaceAll(number, jsonrpc.ID, jsonrpc.ProgressToken)
-	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
-		c.unregister(call)
-		c.noteUnseen(call)
-		c.discardCall(call)
-		return err
-	}
-	if cancellation := c.markQueued(call); cancellation != nil {
-		c.sendCancellation(call, cancellation)
-	}
-	return nil
-}
-
-// markQueued notes that a call is in the queue. It returns the notification to send next
-// if the call was canceled before.
-func (c *child) markQueued(call *call) (cancellation []byte) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	call.queued, call.sentAt = true, time.Now()
-	return call.cancellation
-}
-
-func (c *child) register(call *call) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case c.dead != nil:
-		return c.dead
-	case c.dedicatedTo != nil:
-		return errDedicated
-	case len(c.calls) >= maxCalls:
-		return errBusy
-	}
-	c.lastID++
-	call.id = c.lastID
-	c.calls[call.id] = call
-	if !call.internal && !call.isList() {
-		c.servedMany = c.servedMany || call.session == nil || c.lastClient != nil && c.lastClient != call.session
-		c.lastClient = call.session
-	}
-	return nil
-}
-
 // isList reports whether the call requests a list. Lists say nothing about the client, so
 // they do not make a child shared.
 func (call *call) isList() bool {
 	return bytes.HasSuffix(call.request.Literal(jsonrpc.Method), []byte(`/list"`))
 }
 
-// unregister stops waiting for a response. It reports whether the call was still waiting.
-func (c *child) unregister(call *call) bool {
-	defer c.stopIfDedicated()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, waiting := c.calls[call.id]
-	delete(c.calls, call.id)
-	if waiting && !call.internal && !call.isListen() {
-		c.addAbandoned(call)
-	}
-	return waiting
+// isListen reports whether the call gets only messages that carry its id.
+func (call *call) isListen() bool { return call.request.Is(jsonrpc.Method, mcp.MethodListen) }
+
+// sameClient reports whether two calls have the same session.
+func (call *call) sameClient(other *call) bool {
+	return call.session != nil && call.session == other.session
 }
 
-// discardCall refuses the server requests on the stream of a call that the client will not
-// read, and all later ones.
-func (c *child) discardCall(call *call) {
+// first waits for the first message that the client accepts. That is the response if the client
+// does not accept event streams.
+func (call *call) first(ctx context.Context, header http.Header) (l letter, last bool, err error) {
+	for {
+		select {
+		case <-call.inbox.More():
+		case <-ctx.Done():
+			return letter{}, false, context.Cause(ctx)
+		}
+		l, _, last = call.inbox.Take()
+		if last || acceptsStream(header) {
+			return l, last, nil
+		}
+		if l.serverRequest != nil {
+			l.serverRequest.refuse("the client does not accept event streams")
+		}
+	}
+}
+
+// discard refuses the server requests on the stream of a call that the client will not read, and
+// all later ones.
+func (call *call) discard() {
 	for _, l := range call.inbox.Discard() {
 		if q := l.serverRequest; q != nil {
 			q.refuse("the client has left")
@@ -117,6 +80,33 @@ func (c *child) discardCall(call *call) {
 		call.session.serverRequests.refuseMatching(func(q *serverRequest) bool { return q.call == call })
 		call.session.events.endOf(call)
 	}
+}
+
+// sendCall registers a call under a new id and queues it. The id, which is also its progress
+// token, counts from 1, because some servers treat 0 as missing.
+func (c *child) sendCall(ctx context.Context, call *call) error {
+	call.inbox = newInbox(ownerOf(ctx), maxUnread)
+	if err := c.calls.register(call); err != nil {
+		return err
+	}
+	number := strconv.AppendUint(call.digits[:0], call.id, 10)
+	edits := call.request.ReplaceAll(number, jsonrpc.ID, jsonrpc.ProgressToken)
+	if err := c.input.sendEdited(ctx, call.request.Raw, edits); err != nil {
+		c.unregister(call)
+		c.calls.abandoned.forget(call)
+		call.discard()
+		return err
+	}
+	if cancellation := c.calls.markQueued(call); cancellation != nil {
+		c.calls.abandoned.sendCancellation(call, cancellation)
+	}
+	return nil
+}
+
+// unregister stops waiting for a response. It reports whether the call was still waiting.
+func (c *child) unregister(call *call) bool {
+	defer c.stopIfDedicated()
+	return c.calls.abandon(call)
 }
 
 // giveUp cancels a call because its HTTP request has ended, with this cause.
@@ -134,20 +124,11 @@ func (c *child) cancel(call *call, reason string) {
 			params = fmt.Appendf(params, `,"reason":%s`, jsonrpc.Quote(reason))
 		}
 		cancellation := jsonrpc.Notification("notifications/cancelled", append(params, '}'))
-		if c.noteCancellation(call, cancellation) {
-			c.sendCancellation(call, cancellation)
+		if c.calls.noteCancellation(call, cancellation) {
+			c.calls.abandoned.sendCancellation(call, cancellation)
 		}
 	}
-	c.discardCall(call)
-}
-
-// noteCancellation stores the notification and reports whether it can be sent now. If not,
-// sendCall sends it.
-func (c *child) noteCancellation(call *call, cancellation []byte) (queued bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	call.cancellation = cancellation
-	return call.queued
+	call.discard()
 }
 
 // request sends a request of the pool itself and waits for the response.
@@ -171,7 +152,7 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 		if !last {
 			continue // progress that a client's initialize has requested
 		}
-		if err := c.death(); err != nil {
+		if err := c.calls.death(); err != nil {
 			return nil, err
 		}
 		if call.err != nil {
@@ -191,12 +172,7 @@ func (c *child) takeCall(id []byte) *call {
 	if err != nil {
 		return nil
 	}
-	c.mu.Lock()
-	call := c.calls[number]
-	delete(c.calls, number)
-	c.served = c.served || call != nil && !call.internal
-	c.removeAbandoned(number)
-	c.mu.Unlock()
+	call := c.calls.take(number)
 	if call != nil && call.session != nil {
 		call.session.serverRequests.detach(call)
 	}
@@ -204,16 +180,98 @@ func (c *child) takeCall(id []byte) *call {
 	return call
 }
 
-// inferCall returns the call that a message of the child belongs to. The message does not
+// A callTable has the calls that wait for a child, and knows which clients had calls.
+type callTable struct {
+	mu        sync.Mutex
+	lastID    uint64
+	lastKnown uint64 // latest call that the child can have seen when it wrote the last bytes read
+	waiting   map[uint64]*call
+	abandoned abandonedCalls
+	served    bool  // the child has answered a call of a client
+	dead      error // why the child takes no more calls; nil while it does
+
+	lastClient  *session // client of the latest call
+	servedMany  bool     // there were also calls of other clients, or of one without a session
+	dedicatedTo *session // client whose calls the child finishes; it takes no others
+
+	timeouts    int       // calls that have timed out since the last output
+	lastTimeout time.Time // time of the latest of them
+	checking    bool      // a ping is in flight because of them
+}
+
+// register gives a call its id.
+func (t *callTable) register(call *call) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.dead != nil:
+		return t.dead
+	case t.dedicatedTo != nil:
+		return errDedicated
+	case len(t.waiting) >= maxCalls:
+		return errBusy
+	}
+	t.lastID++
+	call.id = t.lastID
+	t.waiting[call.id] = call
+	if !call.internal && !call.isList() {
+		t.servedMany = t.servedMany || call.session == nil || t.lastClient != nil && t.lastClient != call.session
+		t.lastClient = call.session
+	}
+	return nil
+}
+
+// markQueued notes that a call is in the queue. It returns the notification to send next
+// if the call was canceled before.
+func (t *callTable) markQueued(call *call) (cancellation []byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	call.queued, call.sentAt = true, time.Now()
+	return call.cancellation
+}
+
+// noteCancellation stores the notification and reports whether it can be sent now. If not,
+// sendCall sends it.
+func (t *callTable) noteCancellation(call *call, cancellation []byte) (queued bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	call.cancellation = cancellation
+	return call.queued
+}
+
+// abandon stops waiting for a response. It reports whether the call was still waiting.
+func (t *callTable) abandon(call *call) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, waiting := t.waiting[call.id]
+	delete(t.waiting, call.id)
+	if waiting && !call.internal && !call.isListen() {
+		t.abandoned.add(call)
+	}
+	return waiting
+}
+
+// take returns the call with an id, which has a response now. It returns nil if none waits.
+func (t *callTable) take(id uint64) *call {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	call := t.waiting[id]
+	delete(t.waiting, id)
+	t.served = t.served || call != nil && !call.internal
+	t.abandoned.remove(id)
+	return call
+}
+
+// infer returns the call that a message of the child belongs to. The message does not
 // name it: it is the latest call of the only client that has calls. The result is ambiguous
 // if several clients have calls, or if another client abandoned one that the child may still
 // work on. Calls that the child had not seen when it wrote the message do not count.
-func (c *child) inferCall() (found *call, ambiguous bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, call := range c.calls {
+func (t *callTable) infer() (found *call, ambiguous bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, call := range t.waiting {
 		switch {
-		case call.internal, call.isListen(), call.id > c.lastKnown:
+		case call.internal, call.isListen(), call.id > t.lastKnown:
 		case found == nil:
 			found = call
 		case !call.sameClient(found):
@@ -222,38 +280,28 @@ func (c *child) inferCall() (found *call, ambiguous bool) {
 			found = call
 		}
 	}
-	for d := range c.recentlyAbandoned() {
-		if (!d.acknowledged || c.ignoresCancellation) && (found == nil || d.session == nil || d.session != found.session) {
-			return nil, true
-		}
+	if t.abandoned.mayCause(found) {
+		return nil, true
 	}
 	return found, false
 }
 
-// isListen reports whether the call gets only messages that carry its id.
-func (call *call) isListen() bool { return call.request.Is(jsonrpc.Method, mcp.MethodListen) }
-
-// sameClient reports whether two calls have the same session.
-func (call *call) sameClient(other *call) bool {
-	return call.session != nil && call.session == other.session
-}
-
-// callByID returns the call with an id that the pool gave it.
-func (c *child) callByID(literal []byte) *call {
+// byID returns the call with an id that the pool gave it.
+func (t *callTable) byID(literal []byte) *call {
 	number, err := strconv.ParseUint(string(literal), 10, 64)
 	if err != nil {
 		return nil
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.calls[number]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.waiting[number]
 }
 
-// callByClientID returns the call with an id that its client gave it.
-func (c *child) callByClientID(s *session, id []byte) *call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, call := range c.calls {
+// byClientID returns the call with an id that its client gave it.
+func (t *callTable) byClientID(s *session, id []byte) *call {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, call := range t.waiting {
 		if call.session == s && bytes.Equal(call.request.Literal(jsonrpc.ID), id) {
 			return call
 		}
@@ -261,132 +309,106 @@ func (c *child) callByClientID(s *session, id []byte) *call {
 	return nil
 }
 
-// An abandonedCall is a call whose response is not wanted anymore. Messages of the child may
-// belong to it until the child has read the cancellation. A response to a ping sent after
-// the cancellation proves that: everything the child wrote for the call precedes it. For
-// children that do not answer pings, an abandoned call counts for abandonedCallTime, or until
-// they respond to it.
-type abandonedCall struct {
-	id           uint64
-	session      *session
-	until        time.Time
-	cancelSent   bool   // the cancellation is in the queue, ahead of later messages
-	ping         uint64 // id of the ping sent after it; 0 for none
-	acknowledged bool   // the ping was answered
+// busy reports whether calls wait for the child.
+func (t *callTable) busy() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.waiting) > 0
 }
 
-const (
-	abandonedCallTime = 10 * time.Second // servers that handle cancellations do so at once
-	maxAbandonedCalls = 1_000
-)
-
-// addAbandoned adds a call to the abandoned ones. The caller holds the lock.
-func (c *child) addAbandoned(call *call) {
-	now := time.Now()
-	c.abandoned = slices.DeleteFunc(c.abandoned, func(d abandonedCall) bool { return d.until.Before(now) })
-	if len(c.abandoned) == maxAbandonedCalls {
-		c.abandoned = slices.Delete(c.abandoned, 0, 1)
-	}
-	c.abandoned = append(c.abandoned, abandonedCall{id: call.id, session: call.session, until: now.Add(abandonedCallTime)})
+// end takes no more calls, because of an error, and returns those that the child will not answer.
+func (t *callTable) end(err error) map[uint64]*call {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	calls := t.waiting
+	t.waiting, t.dead = nil, err
+	return calls
 }
 
-// noteUnseen removes an abandoned call that the child will never see.
-func (c *child) noteUnseen(call *call) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.removeAbandoned(call.id)
+// death returns why the child is dead, or nil.
+func (t *callTable) death() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dead
 }
 
-// removeAbandoned removes a call from the abandoned ones. The caller holds the lock.
-func (c *child) removeAbandoned(id uint64) {
-	c.abandoned = slices.DeleteFunc(c.abandoned, func(d abandonedCall) bool { return d.id == id })
+func (t *callTable) hasServed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.served
 }
 
-// recentlyAbandoned yields the abandoned calls that the child can have seen when it wrote the
-// last bytes read. The caller holds the lock.
-func (c *child) recentlyAbandoned() iter.Seq[abandonedCall] {
-	now := time.Now()
-	return func(yield func(abandonedCall) bool) {
-		for _, d := range c.abandoned {
-			if d.id <= c.lastKnown && now.Before(d.until) && !yield(d) {
-				return
-			}
+// workedOnlyFor reports whether no other client had a call.
+func (t *callTable) workedOnlyFor(s *session) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return !t.servedMany && (t.lastClient == nil || t.lastClient == s)
+}
+
+// dedicate leaves the child to one client, to finish that client's calls. It fails if other
+// clients have calls.
+func (t *callTable) dedicate(to *session) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, call := range t.waiting {
+		if !call.internal && call.session != to {
+			return false
 		}
 	}
+	t.dedicatedTo = to
+	return true
 }
 
-// sendCancellation sends the child a cancellation, and a ping to learn when it has read it.
-func (c *child) sendCancellation(call *call, cancellation []byte) {
-	if !c.trySend(cancellation) {
-		return // the child may read it before the call itself
-	}
-	c.mu.Lock()
-	for i := range c.abandoned {
-		c.abandoned[i].cancelSent = c.abandoned[i].cancelSent || c.abandoned[i].id == call.id
-	}
-	c.mu.Unlock()
-	c.pingForAbandoned()
+// isDedicatedTo reports whether the child is left to a client.
+func (t *callTable) isDedicatedTo(client *session) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dedicatedTo != nil && t.dedicatedTo == client
 }
 
-// pingForAbandoned sends a ping for abandoned calls without one, unless a ping is in flight.
-func (c *child) pingForAbandoned() {
-	ping := c.nextPing()
-	if ping == 0 || c.trySend(jsonrpc.Request(ping, "ping", nil)) {
+// isFinished reports whether the child is left to a client whose calls have ended.
+func (t *callTable) isFinished() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dedicatedTo != nil && len(t.waiting) == 0
+}
+
+// noteRead records the latest call that the child can have seen when it wrote the bytes
+// just read. Later calls cannot be their cause.
+func (t *callTable) noteRead() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lastKnown = t.lastID
+	t.timeouts = 0
+}
+
+// silent reports whether the child seems to have stopped responding.
+func (t *callTable) silent() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.timeouts >= maxTimeouts
+}
+
+// countTimeout counts a call that has timed out. Calls that waited at the same time count once.
+// After several it calls check, unless a check is under way or the child is dead. It holds the
+// lock meanwhile, so the child cannot end before check returns.
+func (t *callTable) countTimeout(call *call, check func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.waiting[call.id] == nil || !call.queued || call.isListen() || call.sentAt.Before(t.lastTimeout) {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ping = 0 // the child may read it before the cancellations
+	t.lastTimeout = time.Now()
+	t.timeouts++
+	if t.timeouts >= maxTimeouts && !t.checking && t.dead == nil {
+		t.checking = true
+		check()
+	}
 }
 
-// nextPing returns the id of the next ping to send, or 0 if none is needed.
-func (c *child) nextPing() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ping != 0 {
-		return 0
-	}
-	for i := range c.abandoned {
-		if d := &c.abandoned[i]; d.cancelSent && d.ping == 0 {
-			if c.ping == 0 {
-				c.lastID++
-				c.ping = c.lastID
-			}
-			d.ping = c.ping
-		}
-	}
-	return c.ping
-}
-
-// takePong handles a response if it answers the ping. Calls canceled before the ping are
-// acknowledged then.
-func (c *child) takePong(id []byte) bool {
-	number, err := strconv.ParseUint(string(id), 10, 64)
-	if err != nil {
-		return false
-	}
-	c.mu.Lock()
-	ours := c.ping != 0 && c.ping == number
-	if ours {
-		c.ping = 0
-		for i := range c.abandoned {
-			c.abandoned[i].acknowledged = c.abandoned[i].acknowledged || c.abandoned[i].ping == number
-		}
-	}
-	c.mu.Unlock()
-	if ours {
-		c.pingForAbandoned() // for calls canceled since then
-	}
-	return ours
-}
-
-// noteLateRequest notes a server request that came while no call was in flight. If calls were
-// canceled just before, it most likely belongs to one of them: the child ignores
-// cancellations, and its answers to pings prove nothing.
-func (c *child) noteLateRequest() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for range c.recentlyAbandoned() {
-		c.ignoresCancellation = true
-	}
+// endCheck notes the end of a check.
+func (t *callTable) endCheck() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.checking = false
 }

@@ -274,9 +274,9 @@ func (p *testPool) inFlightIs(n int) {
 		if c == nil {
 			return false
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return len(c.calls) == n
+		c.calls.mu.Lock()
+		defer c.calls.mu.Unlock()
+		return len(c.calls.waiting) == n
 	})
 }
 
@@ -318,21 +318,21 @@ func TestDisconnectCancelsTheCall(t *testing.T) { // G25
 // would run a call that has no client.
 func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	s, c := newTestChild(t)
-	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
+	c.input.messages, c.input.overflow = make(chan frame), make(chan frame, 1) // the queue is full
 	waiting := &call{session: s}
 	if failure := waiting.request.Read([]byte(toolCall(`"theirs"`, "hang", `{}`))); failure != nil {
 		t.Fatal(failure)
 	}
 	begun := make(chan error, 1)
 	go func() { begun <- c.sendCall(t.Context(), waiting) }()
-	await.Until(t, "the call waits", c.busy)
+	await.Until(t, "the call waits", c.calls.busy)
 	c.cancel(waiting, "x")
-	equal(t, "messages before the call", len(c.overflow), 0)
-	contains(t, "first", (<-c.queue).text(), `"id":1,"method":"tools/call"`)
+	equal(t, "messages before the call", len(c.input.overflow), 0)
+	contains(t, "first", (<-c.input.messages).text(), `"id":1,"method":"tools/call"`)
 	if err := <-begun; err != nil {
 		t.Error(err)
 	}
-	contains(t, "then", (<-c.overflow).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
+	contains(t, "then", (<-c.input.overflow).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
 	if _, _, last := waiting.inbox.Take(); !last {
 		t.Error("the call has no final response")
 	}

@@ -112,25 +112,18 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		seen := new(tally)
 		pool := NewPool(Config{Framing: Newline, Logger: zap.NewNop}, seen)
-		c := &child{
-			process:    &process{},
-			server:     newServer(pool, address{}, nil),
-			queue:      make(chan frame, maxQueue),
-			largeSlots: make(chan struct{}, maxLarge),
-			overflow:   make(chan frame, maxQueue),
-			calls:      map[uint64]*call{},
-		}
+		c := newChild(newServer(pool, address{}, nil), &process{})
 		calls := make([]*call, len(requests))
 		for i, request := range requests {
 			calls[i] = &call{inbox: newInbox("", maxUnread)}
 			if failure := calls[i].request.Read([]byte(request)); failure != nil {
 				t.Fatal(failure)
 			}
-			if err := c.register(calls[i]); err != nil {
+			if err := c.calls.register(calls[i]); err != nil {
 				t.Fatal(err)
 			}
 		}
-		c.noteRead()
+		c.calls.noteRead()
 		answered := make([]bool, len(calls))
 		for line := range bytes.SplitSeq(said, []byte("\n")) {
 			var m jsonrpc.Message
@@ -138,7 +131,7 @@ func FuzzReceive(f *testing.F) {
 				continue
 			}
 			before := bytes.Clone(line)
-			c.receive(&m, nil)
+			newReceiver(c).receive(&m, nil)
 			if !bytes.Equal(line, before) {
 				t.Fatalf("line %q changed to %q", before, line)
 			}
@@ -185,8 +178,8 @@ func FuzzReceive(f *testing.F) {
 			}
 		}
 		// Each line for the child is a message.
-		for len(c.queue) > 0 {
-			if frame := []byte((<-c.queue).text()); !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
+		for len(c.input.messages) > 0 {
+			if frame := []byte((<-c.input.messages).text()); !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
 				t.Fatalf("after %q, the child gets %q", said, frame)
 			}
 		}

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
@@ -84,16 +83,6 @@ func canonicalCapabilities(capabilities []byte, roots bool) string {
 		return noCapabilities
 	}
 	return string(bytes.TrimSpace(text.Bytes()))
-}
-
-// capabilitiesFor returns what initialize declares for a group. It includes roots if some are
-// configured.
-func (s *server) capabilitiesFor(g *group) []byte {
-	can := []byte(g.capabilities)
-	if s.hasRoots() && !mcp.AcceptsServerRequest(can, rootsList) {
-		return jsonspan.Spliced(can, jsonspan.Insert(can, []byte(`"roots":{}`)))
-	}
-	return can
 }
 
 // of returns the group of a client with these capabilities, or the nearest one if there is
@@ -225,7 +214,7 @@ func (gs *groups) isUnused(g *group, while time.Duration) bool {
 		}
 	}
 	for a, s := range gs.pool.servers {
-		if c := s.current(); a.group == g && c != nil && c.busy() {
+		if c := s.current(); a.group == g && c != nil && c.calls.busy() {
 			return false
 		}
 	}

@@ -68,7 +68,7 @@ type Pool struct {
 	hosts       hosts
 	inFlight    requestCounts
 	listeners   listeners
-	answerers   registry[Answerer]
+	answerers   answerers
 	watchers    registry[Watcher]
 	rootsLogged sync.Map // server names; the log already says that they do not get roots of clients
 
@@ -178,6 +178,13 @@ func (p *Pool) serversNamed(name string, era mcp.Era, g *group) (servers []*serv
 		}
 	}
 	return servers
+}
+
+// hasServer reports whether there is a server at an address.
+func (p *Pool) hasServer(a address) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.servers[a] != nil
 }
 
 // Check pings the children at a host. It starts a child if none runs, and restarts children

@@ -159,7 +159,7 @@ func TestCallsGetNoEarlierMessages(t *testing.T) {
 	}
 	later := &call{session: b.poolSession(p), inbox: newInbox("", maxUnread)}
 	p.onNoise = func() {
-		if err := s.current().register(later); err != nil {
+		if err := s.current().calls.register(later); err != nil {
 			t.Error(err)
 		}
 	}
@@ -180,15 +180,15 @@ func TestAbandonedLaterCallsAreNotAmbiguous(t *testing.T) {
 	s, c := newTestChild(t)
 	asking, later := &call{session: s, inbox: newInbox("", 1)}, &call{inbox: newInbox("", 1)}
 	for _, call := range []*call{asking, later} {
-		if err := c.register(call); err != nil {
+		if err := c.calls.register(call); err != nil {
 			t.Fatal(err)
 		}
 		if call == asking {
-			c.noteRead()
+			c.calls.noteRead()
 		}
 	}
 	c.unregister(later)
-	found, doubtful := c.inferCall()
+	found, doubtful := c.calls.infer()
 	equal(t, "found", found, asking)
 	equal(t, "doubtful", doubtful, false)
 }
@@ -331,21 +331,21 @@ func TestServersThatExitWithoutInitializeAreLegacy(t *testing.T) {
 }
 
 func TestAbandonedCallsAreLimited(t *testing.T) {
-	c := &child{calls: map[uint64]*call{}}
+	c := newChild(newServer(NewPool(Config{}, nil), address{}, nil), &process{})
 	var m jsonrpc.Message
 	if failure := m.Read([]byte(toolCall(`1`, "x", `{}`))); failure != nil {
 		t.Fatal(failure)
 	}
 	for range maxAbandonedCalls + 10 {
 		call := &call{request: m, inbox: newInbox("", 1)}
-		if err := c.register(call); err != nil {
+		if err := c.calls.register(call); err != nil {
 			t.Fatal(err)
 		}
 		c.unregister(call)
 	}
-	equal(t, "abandoned calls", len(c.abandoned), maxAbandonedCalls)
-	c.noteRead()
-	_, doubtful := c.inferCall()
+	equal(t, "abandoned calls", len(c.calls.abandoned.calls), maxAbandonedCalls)
+	c.calls.noteRead()
+	_, doubtful := c.calls.infer()
 	equal(t, "doubtful", doubtful, true)
 }
 
@@ -374,8 +374,8 @@ func TestQueuedLargeMessagesAreLimited(t *testing.T) {
 			done <- struct{}{}
 		}()
 	}
-	p.eventually("all slots are in use", func() bool { return len(s.current().largeSlots) == maxLarge })
-	equal(t, "waiting", len(s.current().queue) <= maxLarge+1, true)
+	p.eventually("all slots are in use", func() bool { return len(s.current().input.largeSlots) == maxLarge })
+	equal(t, "waiting", len(s.current().input.messages) <= maxLarge+1, true)
 	cancel()
 	for range 50 {
 		<-done

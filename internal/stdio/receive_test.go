@@ -291,12 +291,9 @@ func newTestChild(t *testing.T) (*session, *child) {
 	}
 	s.release() // the use by open
 	t.Cleanup(p.Close)
-	return s, &child{
-		process: &process{exited: make(chan struct{})},
-		server:  newServer(p, address{"alpha:1", mcp.Legacy, s.group}, nil),
-		queue:   make(chan frame, 4),
-		calls:   map[uint64]*call{},
-	}
+	c := newChild(newServer(p, address{"alpha:1", mcp.Legacy, s.group}, nil), &process{exited: make(chan struct{})})
+	c.input.messages, c.input.overflow = make(chan frame, 4), nil
+	return s, c
 }
 
 func message(t *testing.T, text string) *jsonrpc.Message {
@@ -323,7 +320,7 @@ func (s *session) answers(t *testing.T, n int) bool {
 func askOnCall(t *testing.T, s *session, c *child, method string) {
 	t.Helper()
 	asked := &call{session: s, inbox: newInbox("", maxUnread)}
-	if err := c.register(asked); err != nil {
+	if err := c.calls.register(asked); err != nil {
 		t.Fatal(err)
 	}
 	s.serverRequests.forward(c, asked, asks(t, method))
@@ -350,7 +347,7 @@ func TestServerRequestsTimeOut(t *testing.T) { // A25
 			s.serverRequests.forward(c, nil, asks(t, method))
 			s.streamInbox.Take()
 			time.Sleep(time.Hour) // people may take long
-			equal(t, "while the stream is open", len(c.queue), 0)
+			equal(t, "while the stream is open", len(c.input.messages), 0)
 			s.release()
 		}, `"error":{"code":-32603,"message":"the client has left"}}`},
 		{"sampling, after the end of its call", "sampling/createMessage", askOnCall,
@@ -361,9 +358,9 @@ func TestServerRequestsTimeOut(t *testing.T) { // A25
 				s, c := newTestChild(t)
 				tt.ask(t, s, c, tt.method)
 				time.Sleep(serverRequestTime - time.Second)
-				equal(t, "messages before the timeout", len(c.queue), 0)
+				equal(t, "messages before the timeout", len(c.input.messages), 0)
 				time.Sleep(2 * time.Second)
-				equal(t, "response", strings.TrimSpace((<-c.queue).text()), `{"jsonrpc":"2.0","id":"q",`+tt.want)
+				equal(t, "response", strings.TrimSpace((<-c.input.messages).text()), `{"jsonrpc":"2.0","id":"q",`+tt.want)
 				equal(t, "open server requests", len(s.serverRequests.open), 0)
 			})
 		})
@@ -401,14 +398,14 @@ func TestUnreadServerRequestsAreRefused(t *testing.T) {
 		s, c := newTestChild(t)
 		s.use()
 		asked := &call{session: s, inbox: newInbox("", maxUnread)}
-		if err := c.register(asked); err != nil {
+		if err := c.calls.register(asked); err != nil {
 			t.Fatal(err)
 		}
 		s.serverRequests.forward(c, asked, asks(t, "sampling/createMessage"))
 		c.takeCall([]byte("1"))
 		c.cancel(asked, "it has left")
 		asked.inbox.End(letter{message: frame{[]byte("{}")}})
-		contains(t, "sent to the child", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
+		contains(t, "sent to the child", (<-c.input.messages).text(), `"id":"q","error":{"code":-32603`)
 		equal(t, "open server requests", len(s.serverRequests.open), 0)
 	})
 	t.Run("in the buffer of the stream", func(t *testing.T) {
@@ -427,12 +424,12 @@ func TestUnreadServerRequestsAreRefused(t *testing.T) {
 // If the response of a client cannot be sent, the child gets an error instead.
 func TestClientResponseThatCannotBeSent(t *testing.T) {
 	s, c := newTestChild(t)
-	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
+	c.input.messages, c.input.overflow = make(chan frame), make(chan frame, 1) // the queue is full
 	s.serverRequests.forward(c, nil, asks(t, "sampling/createMessage"))
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	equal(t, "response accepted", s.serverRequests.answer(ctx, message(t, result(`1`, `"mine"`))), true)
-	contains(t, "sent to the child", (<-c.overflow).text(), `"id":"q","error":{"code":-32603`)
+	contains(t, "sent to the child", (<-c.input.overflow).text(), `"id":"q","error":{"code":-32603`)
 }
 
 // The child may not know yet that the client of an abandoned call has left, and its server request
@@ -469,29 +466,29 @@ func TestPongsEndAbandonedCalls(t *testing.T) {
 			other := &call{session: new(session), inbox: newInbox("", maxUnread)}
 			begin := func(call *call) *call {
 				call.queued = true
-				if err := c.register(call); err != nil {
+				if err := c.calls.register(call); err != nil {
 					t.Fatal(err)
 				}
-				c.noteRead()
+				c.calls.noteRead()
 				return call
 			}
 			// pinged returns the id of the ping in the queue.
 			pinged := func(cancellations int) string {
 				for range cancellations {
-					contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
+					contains(t, "queue", (<-c.input.messages).text(), "notifications/cancelled")
 				}
-				ping := (<-c.queue).text()
+				ping := (<-c.input.messages).text()
 				contains(t, "queue", ping, `"method":"ping"`)
-				equal(t, "further messages", len(c.queue), 0)
+				equal(t, "further messages", len(c.input.messages), 0)
 				return idOf(t, ping)
 			}
 			answer := func(id string) {
-				c.deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
+				newReceiver(c).deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
 			}
 			doubtful := func(want bool) {
 				t.Helper()
-				c.noteRead()
-				found, doubtful := c.inferCall()
+				c.calls.noteRead()
+				found, doubtful := c.calls.infer()
 				equal(t, "doubtful", doubtful, want)
 				equal(t, "found", found == other, !want)
 			}
@@ -501,13 +498,13 @@ func TestPongsEndAbandonedCalls(t *testing.T) {
 			doubtful(true)
 			ping := pinged(1)
 			end(c, begin(&call{session: s, inbox: newInbox("", maxUnread)})) // before the response to the ping
-			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
-			equal(t, "further messages", len(c.queue), 0)
+			contains(t, "queue", (<-c.input.messages).text(), "notifications/cancelled")
+			equal(t, "further messages", len(c.input.messages), 0)
 			answer(ping)
 			doubtful(true) // because of the second call
 			answer(pinged(0))
 			doubtful(false)
-			equal(t, "further messages", len(c.queue), 0)
+			equal(t, "further messages", len(c.input.messages), 0)
 		})
 	}
 }
@@ -516,7 +513,7 @@ func TestPongsEndAbandonedCalls(t *testing.T) {
 // to it proves nothing.
 func TestOverflowPingsAreIgnored(t *testing.T) {
 	s, c := newTestChild(t)
-	c.overflow = make(chan frame, 4)
+	c.input.overflow = make(chan frame, 4)
 	canceled, other := &call{
 		session: s,
 		inbox:   newInbox("", 1),
@@ -526,16 +523,16 @@ func TestOverflowPingsAreIgnored(t *testing.T) {
 		inbox:   newInbox("", 1),
 	}
 	for _, call := range []*call{canceled, other} {
-		if err := c.register(call); err != nil {
+		if err := c.calls.register(call); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c.noteRead()
-	c.queue = make(chan frame, 1) // has room for the cancellation only
+	c.calls.noteRead()
+	c.input.messages = make(chan frame, 1) // has room for the cancellation only
 	c.cancel(canceled, "x")
-	equal(t, "overflow", len(c.overflow), 1)
-	equal(t, "response to the ping accepted", c.takePong([]byte(idOf(t, (<-c.overflow).text()))), false)
-	_, doubtful := c.inferCall()
+	equal(t, "overflow", len(c.input.overflow), 1)
+	equal(t, "response to the ping accepted", c.calls.abandoned.takePong([]byte(idOf(t, (<-c.input.overflow).text()))), false)
+	_, doubtful := c.calls.infer()
 	equal(t, "doubtful", doubtful, true)
 }
 
@@ -546,26 +543,26 @@ func TestServerRequestsInCanceledCalls(t *testing.T) {
 		s, c := newTestChild(t)
 		end := func() {
 			canceled := &call{session: s, inbox: newInbox("", 1), queued: true}
-			if err := c.register(canceled); err != nil {
+			if err := c.calls.register(canceled); err != nil {
 				t.Fatal(err)
 			}
-			c.noteRead()
+			c.calls.noteRead()
 			c.cancel(canceled, "x")
-			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
-			c.deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`), nil)
+			contains(t, "queue", (<-c.input.messages).text(), "notifications/cancelled")
+			newReceiver(c).deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.input.messages).text())+`,"result":{}}`), nil)
 		}
 		end()
 		if late {
-			c.handleServerRequest(asks(t, "sampling/createMessage"))
-			contains(t, "refused", (<-c.queue).text(), `"error"`)
+			newReceiver(c).handleServerRequest(asks(t, "sampling/createMessage"))
+			contains(t, "refused", (<-c.input.messages).text(), `"error"`)
 		}
 		end()
 		other := &call{session: new(session), inbox: newInbox("", 1)}
-		if err := c.register(other); err != nil {
+		if err := c.calls.register(other); err != nil {
 			t.Fatal(err)
 		}
-		c.noteRead()
-		_, doubtful := c.inferCall()
+		c.calls.noteRead()
+		_, doubtful := c.calls.infer()
 		equal(t, "doubtful", doubtful, late)
 	}
 }
@@ -671,12 +668,13 @@ func TestResponsesReachBusyChildren(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &child{process: s.child.process, server: s, queue: make(chan frame, 1), overflow: make(chan frame, 1)}
-	c.trySend([]byte("{}"))
-	c.trySend([]byte("{}"))
-	equal(t, "queue", len(c.queue)+len(c.overflow), 2)
+	c := newChild(s, s.child.process)
+	c.input.messages, c.input.overflow = make(chan frame, 1), make(chan frame, 1)
+	c.input.trySend([]byte("{}"))
+	c.input.trySend([]byte("{}"))
+	equal(t, "queue", len(c.input.messages)+len(c.input.overflow), 2)
 	equal(t, "dropped", p.dropped, 0)
-	c.trySend([]byte("{}"))
+	c.input.trySend([]byte("{}"))
 	equal(t, "dropped", p.dropped, 1)
 }
 
@@ -685,17 +683,17 @@ func TestResponsesReachBusyChildren(t *testing.T) {
 func TestNoServerRequestsOnAbandonedCalls(t *testing.T) {
 	s, c := newTestChild(t)
 	asked := &call{session: s, inbox: newInbox("", maxUnread), queued: true}
-	if err := c.register(asked); err != nil {
+	if err := c.calls.register(asked); err != nil {
 		t.Fatal(err)
 	}
-	c.noteRead()
-	found, _ := c.inferCall()
+	c.calls.noteRead()
+	found, _ := c.calls.infer()
 	equal(t, "found", found, asked)
 	c.cancel(asked, "x")
 	s.serverRequests.forward(c, found, asks(t, "sampling/createMessage"))
-	contains(t, "first", (<-c.queue).text(), "notifications/cancelled")
-	contains(t, "then", (<-c.queue).text(), `"method":"ping"`)
-	contains(t, "last", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
+	contains(t, "first", (<-c.input.messages).text(), "notifications/cancelled")
+	contains(t, "then", (<-c.input.messages).text(), `"method":"ping"`)
+	contains(t, "last", (<-c.input.messages).text(), `"id":"q","error":{"code":-32603`)
 	equal(t, "open server requests", len(s.serverRequests.open), 0)
 }
 

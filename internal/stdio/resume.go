@@ -31,9 +31,9 @@ const (
 // keepsCalls reports whether calls of a client go on while it is disconnected. They do not if the
 // child may send requests to clients: with a call of a disconnected client in flight, it would be
 // ambiguous which call a request belongs to.
-func (c *child) keepsCalls(s *session) bool {
-	config := &c.server.pool.config
-	return c.server.owner != nil || config.SoleClient ||
+func (s *session) keepsCalls() bool {
+	config := &s.pool.config
+	return s.server != nil || config.SoleClient ||
 		config.Isolation == Shared && !s.canBeAsked("sampling/createMessage") && !s.canBeAsked("elicitation/create")
 }
 

@@ -247,7 +247,8 @@ func TestResumableCallsExpire(t *testing.T) {
 		s := &session{memory: account{meter: kept}}
 		s.events = keptEvents{memory: &s.memory, byNumber: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
 		waiting := &call{session: s, inbox: newInbox("", maxUnread), id: 1}
-		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
+		c := newChild(&server{pool: &Pool{}}, &process{})
+		c.calls.waiting[1] = waiting
 		events := s.events.add(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
 		events.startStream(st, letter{message: frame{[]byte("x")}})
@@ -267,9 +268,9 @@ func TestResumableCallsExpire(t *testing.T) {
 		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
-		if events.resume(st, 0) || len(s.events.byNumber)+len(s.events.detached) != 0 || c.calls[1] != nil || s.memory.bytes != 0 ||
+		if events.resume(st, 0) || len(s.events.byNumber)+len(s.events.detached) != 0 || c.calls.waiting[1] != nil || s.memory.bytes != 0 ||
 			!kept.Fits("", 1) {
-			t.Errorf("the call is kept: %v, %v", s.events.byNumber, c.calls)
+			t.Errorf("the call is kept: %v, %v", s.events.byNumber, c.calls.waiting)
 		}
 	})
 }

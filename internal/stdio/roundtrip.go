@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -105,7 +106,7 @@ func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 	case rt.session != nil && rt.session.server != nil:
 		return rt.session.server, nil
 	case rt.session != nil:
-		p.awaitEra(rt.req.Context(), host, rt.session.capabilities, rt.session.owner)
+		rt.session.awaitEra(rt.req.Context(), host)
 		return p.server(address{host, mcp.Legacy, rt.session.group})
 	case era == mcp.Modern:
 		s, err := p.server(address{host: host, era: era})
@@ -220,7 +221,7 @@ func (rt *roundTrip) serveNotification() (*http.Response, error) {
 			rt.cancelCall(c)
 		case c.server.owner == nil && !rt.sharedChildWants(c, method):
 		default:
-			if err := c.send(rt.req.Context(), rt.m.Raw); err != nil && rt.req.Context().Err() != nil {
+			if err := c.input.send(rt.req.Context(), rt.m.Raw); err != nil && rt.req.Context().Err() != nil {
 				return nil, err
 			}
 		}
@@ -246,7 +247,7 @@ func (rt *roundTrip) cancelCall(c *child) {
 	if rt.session == nil {
 		return
 	}
-	if call := c.callByClientID(rt.session, rt.m.Literal(jsonrpc.RequestID)); call != nil {
+	if call := c.calls.byClientID(rt.session, rt.m.Literal(jsonrpc.RequestID)); call != nil {
 		var params struct {
 			Reason string `json:"reason"`
 		}
@@ -285,7 +286,7 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	}
 	ctx := rt.req.Context()
 	if rt.era == mcp.Modern && rt.m.Is(jsonrpc.Method, "tools/call") {
-		failure, err := rt.checkParams(c)
+		failure, err := c.headers.check(rt.req, rt.m)
 		if err != nil {
 			return nil, err
 		}
@@ -311,7 +312,7 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	case err != nil:
 		return nil, err
 	}
-	l, last, err := rt.firstMessage(call)
+	l, last, err := call.first(ctx, rt.req.Header)
 	if err != nil {
 		c.giveUp(call, err)
 		return nil, err
@@ -320,7 +321,7 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 		return rt.respondToCall(call, l)
 	}
 	var st *stream
-	if rt.session != nil && rt.era == mcp.Legacy && c.keepsCalls(rt.session) {
+	if rt.session != nil && rt.era == mcp.Legacy && rt.session.keepsCalls() {
 		events := rt.session.events.add(c, call)
 		st = rt.callStream(events)
 		events.startStream(st, l)
@@ -339,31 +340,11 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	return respondStream(rt.req, st), nil
 }
 
-// firstMessage waits for the first message that the client accepts. That is the response if the
-// client does not accept event streams.
-func (rt *roundTrip) firstMessage(call *call) (l letter, last bool, err error) {
-	ctx := rt.req.Context()
-	for {
-		select {
-		case <-call.inbox.More():
-		case <-ctx.Done():
-			return letter{}, false, context.Cause(ctx)
-		}
-		l, _, last = call.inbox.Take()
-		if last || rt.acceptsStream() {
-			return l, last, nil
-		}
-		if l.serverRequest != nil {
-			l.serverRequest.refuse("the client does not accept event streams")
-		}
-	}
-}
-
 // acceptsStream reports whether the client accepts an event stream. A client without an Accept
 // header does.
-func (rt *roundTrip) acceptsStream() bool {
-	accept := strings.Join(rt.req.Header["Accept"], ",")
-	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(rt.req.Header)
+func acceptsStream(header http.Header) bool {
+	accept := strings.Join(header["Accept"], ",")
+	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(header)
 }
 
 // respondToCall returns the HTTP response for a call without messages before its response.
@@ -394,7 +375,7 @@ func (rt *roundTrip) trackSubscription(s *server) (done bool, failure *jsonrpc.F
 		if rt.session != nil {
 			rt.session.unsubscribe(uri)
 		}
-		return s.isSubscribed(uri), nil
+		return s.clients().isSubscribed(uri), nil
 	}
 	return false, nil
 }
@@ -436,18 +417,24 @@ func (rt *roundTrip) serveDelete() *http.Response {
 	return respond(rt.req, http.StatusNoContent)
 }
 
-// checkParams checks that headers repeat the arguments that a tool requires in headers. A child
-// need not announce changes of its tools, so only a fresh list can refuse a request.
-func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error) {
+// paramHeaders knows which arguments of a child's tools headers repeat.
+type paramHeaders struct {
+	child *child
+	known atomic.Pointer[mcp.ParamHeaders] // nil if unknown
+}
+
+// check checks that headers repeat the arguments that a tool requires in headers. A child need not
+// announce changes of its tools, so only a fresh list can refuse a request.
+func (p *paramHeaders) check(req *http.Request, m *jsonrpc.Message) (failure *jsonrpc.Failure, err error) {
 	for _, fresh := range []bool{false, true} {
 		if fresh {
-			c.params.Store(nil)
+			p.forget()
 		}
-		headers, err := c.paramHeaders(rt.req.Context())
+		headers, err := p.get(req.Context())
 		if err != nil {
 			return nil, err
 		}
-		failure = headers.Check(rt.req.Header, rt.m)
+		failure = headers.Check(req.Header, m)
 		if failure == nil {
 			return nil, nil
 		}
@@ -455,16 +442,18 @@ func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error)
 	return failure, nil
 }
 
-// paramHeaders returns which arguments of the child's tools headers repeat.
-func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
-	if known := c.params.Load(); known != nil {
+// forget makes check list the tools again.
+func (p *paramHeaders) forget() { p.known.Store(nil) }
+
+func (p *paramHeaders) get(ctx context.Context) (mcp.ParamHeaders, error) {
+	if known := p.known.Load(); known != nil {
 		return *known, nil
 	}
 	headers := mcp.ParamHeaders{}
 	const maxPages = 1000
 	cursor := ""
 	for range maxPages {
-		answer, err := c.request(ctx, "tools/list", c.listParams(cursor))
+		answer, err := p.child.request(ctx, "tools/list", listParams(p.child.server.address.era, cursor))
 		if err != nil {
 			return nil, err
 		}
@@ -473,14 +462,14 @@ func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
 			break // a server without a list has no such headers
 		}
 	}
-	c.params.Store(&headers)
+	p.known.Store(&headers)
 	return headers, nil
 }
 
 // listParams returns the params of a list request.
-func (c *child) listParams(cursor string) []byte {
+func listParams(era mcp.Era, cursor string) []byte {
 	params := []byte("{")
-	if c.server.address.era == mcp.Modern {
+	if era == mcp.Modern {
 		params = append(params, modernMeta...)
 	}
 	if cursor != "" {

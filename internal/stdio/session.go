@@ -184,11 +184,11 @@ func (s *session) releaseShared(uris []string) {
 			continue
 		}
 		for _, uri := range uris {
-			if !server.isSubscribed(uri) {
+			if !server.clients().isSubscribed(uri) {
 				_, _ = c.request(ctx, "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
-		server.updateLevel(c)
+		c.level.update()
 	}
 }
 
@@ -432,7 +432,7 @@ func (ss *sessions) busyAt(host string) bool {
 	defer ss.pool.mu.Unlock()
 	for _, s := range ss.byID {
 		if s.hasServerAt(host) {
-			if c := s.server.current(); c != nil && c.busy() {
+			if c := s.server.current(); c != nil && c.calls.busy() {
 				return true
 			}
 		}

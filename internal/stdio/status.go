@@ -116,7 +116,7 @@ func (s *server) state() State {
 	switch {
 	case s.isStopping():
 		return Stopped
-	case s.child != nil && s.child.silent():
+	case s.child != nil && s.child.calls.silent():
 		return Silent
 	case s.child != nil:
 		return Running

@@ -132,9 +132,9 @@ func (p *testPool) delay(d time.Duration) {
 		p.t.Fatal(err)
 	}
 	c := s.current()
-	c.mu.Lock()
-	c.served = false
-	c.mu.Unlock()
+	c.calls.mu.Lock()
+	c.calls.served = false
+	c.calls.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.backoff.First = d

@@ -1,11 +1,10 @@
 package stdio
 
 import (
+	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -51,14 +50,112 @@ func (c *child) explain(err error, cause jsonrpc.Cause) error {
 		return err
 	}
 	select {
-	case <-c.stderrRead:
+	case <-c.stderrLog.read:
 	case <-time.After(stderrTime):
 	}
-	return &childError{err, cause, c.stderrTail.all()}
+	return &childError{err, cause, c.stderrLog.tail.all()}
 }
 
 // exitDuring returns the error for a child that has ended during a request of the handshake.
 func (c *child) exitDuring(method string) error { return fmt.Errorf("%w during %s", c.cause(), method) }
+
+// A stderrLog logs the lines of a child's stderr, up to a limit, and keeps the last ones.
+type stderrLog struct {
+	child *child
+	tail  tail
+	read  chan struct{} // closed at the end of stderr
+	limit throttle
+}
+
+// run reads stderr until its end.
+func (l *stderrLog) run() {
+	defer close(l.read)
+	defer l.child.stderr.Close()
+	const longestLine = 8 << 10
+	lines := bufio.NewReaderSize(l.child.stderr, longestLine)
+	cut := false // this is not the beginning of the line
+	offline := false
+	for {
+		line, err := lines.ReadSlice('\n')
+		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
+			l.tail.add(text)
+			offline = offline || looksOffline(text)
+			l.log(text)
+		}
+		cut = err == bufio.ErrBufferFull
+		if err != nil && !cut {
+			l.logDropped(l.limit.dropped)
+			if offline {
+				l.logWithheld()
+			}
+			return
+		}
+	}
+}
+
+// log logs a line, unless there were too many.
+func (l *stderrLog) log(line []byte) {
+	pass, dropped := l.limit.allow(len(line), time.Now())
+	l.logDropped(dropped)
+	switch {
+	case pass:
+		l.child.log().Info("stderr", zap.String("line", string(line)))
+	case l.limit.dropped == 1:
+		l.child.log().Warn("too much output on stderr, some lines are not logged", zap.Int("lines", throttleLines),
+			zap.Int("bytes", throttleBytes), zap.Duration("in", throttleTime))
+	}
+}
+
+func (l *stderrLog) logDropped(lines int) {
+	if lines > 0 {
+		l.child.log().Warn("stderr lines not logged", zap.Int("lines", lines))
+	}
+}
+
+// logWithheld names the variables that a child may need to reach the network, if it ended
+// before it was ready.
+func (l *stderrLog) logWithheld() {
+	withheld := l.child.server.pool.config.Withheld
+	if len(withheld) == 0 {
+		return
+	}
+	select {
+	case <-l.child.announced:
+	default:
+		l.child.log().Warn("MCP server cannot reach the network; it may need environment variables of Caddy: "+
+			"pass them with env inherit", zap.Strings("inherit", withheld))
+	}
+}
+
+// Limits of what is logged from stderr in each period of throttleTime.
+const (
+	throttleTime  = 10 * time.Second
+	throttleLines = 1_000
+	throttleBytes = 256 << 10
+)
+
+// A throttle limits lines and bytes in a period.
+type throttle struct {
+	since        time.Time
+	lines, bytes int // allowed since then
+	dropped      int // other lines
+}
+
+// allow reports whether the limits allow a line of this length. At the beginning of a period it
+// also returns how many lines were dropped in the last one.
+func (t *throttle) allow(bytes int, now time.Time) (pass bool, dropped int) {
+	if now.Sub(t.since) >= throttleTime {
+		dropped = t.dropped
+		*t = throttle{since: now}
+	}
+	if t.dropped > 0 || t.lines == throttleLines || t.bytes+bytes > throttleBytes {
+		t.dropped++
+		return false, dropped
+	}
+	t.lines++
+	t.bytes += bytes
+	return true, dropped
+}
 
 // Limits of the lines kept from the end of stderr: lines, bytes, and bytes of each line.
 const maxTailLines, maxTailBytes, maxTailLine = 5, 2 << 10, 512
@@ -136,120 +233,4 @@ var offlinePhrases = [][]byte{
 func looksOffline(line []byte) bool {
 	line = bytes.ToLower(line)
 	return slices.ContainsFunc(offlinePhrases, func(words []byte) bool { return bytes.Contains(line, words) })
-}
-
-// logWithheld names the variables that a child may need to reach the network, if it ended
-// before it was ready.
-func (c *child) logWithheld() {
-	withheld := c.server.pool.config.Withheld
-	if len(withheld) == 0 {
-		return
-	}
-	select {
-	case <-c.announced:
-	default:
-		c.log().Warn("MCP server cannot reach the network; it may need environment variables of Caddy: "+
-			"pass them with env inherit", zap.Strings("inherit", withheld))
-	}
-}
-
-// A shared child has one log level, and so has each of its clients. The child gets the most
-// verbose of them. Each client gets the messages that its own level lets through.
-
-// defaultLevel is the level of clients that have set none, once another client has.
-const defaultLevel = "info"
-
-const setLevelMethod = "logging/setLevel"
-
-// setLevel sets the log level of a client of a shared child.
-func (rt *roundTrip) setLevel(c *child) (*http.Response, error) {
-	id, level := rt.m.Literal(jsonrpc.ID), rt.m.Text(jsonrpc.Level)
-	switch {
-	case rt.session == nil:
-		return respond(rt.req, http.StatusOK, jsonrpc.ErrorResponse(id, jsonrpc.CodeInvalidRequest,
-			"several clients share this server: a log level needs a session")), nil
-	case !slices.Contains(mcp.LogLevels, level):
-		return respond(rt.req, http.StatusOK, jsonrpc.ErrorResponse(id, jsonrpc.CodeInvalidParams,
-			"level: must be one of "+strings.Join(mcp.LogLevels, ", "))), nil
-	}
-	rt.session.setLevel(level)
-	answer, err := c.syncLevel(rt.req.Context())
-	if err != nil {
-		return nil, err
-	}
-	if answer == nil { // the child already has that level
-		return respond(rt.req, http.StatusOK, jsonrpc.ResultResponse(id, []byte("{}"))), nil
-	}
-	return respond(rt.req, http.StatusOK, replaceFields(answer, id, jsonrpc.ID)...), nil
-}
-
-// syncLevel sets the log level of a child to the most verbose one of its clients. It returns
-// the response, or nil if the child already has that level.
-func (c *child) syncLevel(ctx context.Context) (answer *jsonrpc.Message, err error) {
-	select {
-	case c.levelLock <- struct{}{}: // one after the other, so that the last one wins
-		defer func() { <-c.levelLock }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	level := c.server.level()
-	if level == "" || level == c.currentLevel() {
-		return nil, nil
-	}
-	answer, err = c.request(ctx, setLevelMethod, []byte(`{"level":"`+level+`"}`))
-	if err == nil && answer.Has(jsonrpc.Result) {
-		c.mu.Lock()
-		c.level = level
-		c.mu.Unlock()
-	}
-	return answer, err
-}
-
-// currentLevel returns the log level that was set for all clients.
-func (c *child) currentLevel() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.level
-}
-
-// updateLevel sets the log level again after a restart, or after a client has left.
-func (s *server) updateLevel(c *child) {
-	if s.owner != nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
-	defer cancel()
-	if _, err := c.syncLevel(ctx); err != nil {
-		s.log().Warn("log level not set", zap.Error(err))
-	}
-}
-
-// level returns the most verbose log level that a client has set, or "" if none has.
-func (s *server) level() string {
-	lowest := len(mcp.LogLevels)
-	s.eachSession(func(session *session) {
-		if i := slices.Index(mcp.LogLevels, session.logLevel()); i >= 0 {
-			lowest = min(lowest, i)
-		}
-	})
-	if lowest == len(mcp.LogLevels) {
-		return ""
-	}
-	return mcp.LogLevels[lowest]
-}
-
-// passesLevel reports whether a client gets a notification. It does not get log messages that
-// are less severe than its level.
-func (c *child) passesLevel(m *jsonrpc.Message, s *session) bool {
-	if c.server.owner != nil || m.Text(jsonrpc.Method) != "notifications/message" || c.currentLevel() == "" {
-		return true
-	}
-	wanted := defaultLevel
-	if s != nil {
-		if level := s.logLevel(); level != "" {
-			wanted = level
-		}
-	}
-	severity := slices.Index(mcp.LogLevels, m.Text(jsonrpc.Level))
-	return severity < 0 || severity >= slices.Index(mcp.LogLevels, wanted)
 }

@@ -194,7 +194,7 @@ func TestStartsAreLogged(t *testing.T) {
 		pool := NewPool(Config{StartTimeout: time.Minute, Logger: func() *zap.Logger { return zap.New(core) }}, nil)
 		defer pool.Close()
 		s := newServer(pool, address{host: "alpha:1"}, nil)
-		end := s.logProgress(time.Now(), 1)
+		end := (&startAttempt{server: s}).logProgress(time.Now(), 1)
 		time.Sleep(35 * time.Second)
 		end()
 		equal(t, "lines in 35 seconds", logs.FilterMessage("MCP server is still starting").Len(), 3)

@@ -312,7 +312,7 @@ func TestSilentChildThatWritesAgain(t *testing.T) {
 	c := s.current()
 	for range maxTimeouts {
 		call := &call{inbox: newInbox("", 1), queued: true, sentAt: time.Now()}
-		if err := c.register(call); err != nil {
+		if err := c.calls.register(call); err != nil {
 			t.Fatal(err)
 		}
 		c.giveUp(call, os.ErrDeadlineExceeded)

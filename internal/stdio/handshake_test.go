@@ -189,7 +189,9 @@ func TestChildEndsBeforeTheHandshake(t *testing.T) {
 			address{"alpha:1", tt.era, &group{groupKey: groupKey{"alpha", noCapabilities}}},
 			nil,
 		)
-		err = s.handshake(&child{process: ended, server: s, calls: map[uint64]*call{}}) // its queue has no room
+		c := newChild(s, ended)
+		c.input.messages = nil // there is no room
+		err = (&handshaker{server: s, child: c}).run()
 		ended.stdout.Close()
 		ended.stderr.Close()
 		if err == nil {
