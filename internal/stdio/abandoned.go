@@ -29,7 +29,7 @@ const (
 )
 
 // abandonedCalls are the abandoned calls of a child. The lock of the table guards them as well: a
-// call moves here when it stops waiting, and inferCall must find it in one place or the other.
+// call moves here when it stops waiting, and infer must find it in one place or the other.
 type abandonedCalls struct {
 	table *callTable
 	input *inputQueue

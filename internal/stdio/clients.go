@@ -39,7 +39,7 @@ func (cs clients) each(f func(*session)) {
 
 // isSubscribed reports whether a session has subscribed to a resource.
 func (cs clients) isSubscribed(uri string) (wanted bool) {
-	cs.each(func(s *session) { wanted = wanted || s.isSubscribed(uri) })
+	cs.each(func(s *session) { wanted = wanted || s.subscriptions.has(uri) })
 	return wanted
 }
 
@@ -62,7 +62,7 @@ func (cs clients) level() string {
 func (cs clients) restore(c *child) {
 	uris := map[string]bool{}
 	cs.each(func(s *session) {
-		for _, uri := range s.uris() {
+		for _, uri := range s.subscriptions.all() {
 			uris[uri] = true
 		}
 	})

@@ -228,8 +228,7 @@ func (gs *groups) expire(g *group) {
 	if gs.pool.closed || gs.byKey[g.groupKey] != g {
 		return
 	}
-	if gs.isUnused(g, gs.pool.config.SessionTTL) && (!gs.hasRunning(g.name, func(other *group) bool { return other == g }) ||
-		gs.hasRunning(g.name, func(other *group) bool { return other != g })) {
+	if gs.isUnused(g, gs.pool.config.SessionTTL) && !gs.isLastRunning(g) {
 		gs.drop(g)
 		return
 	}
@@ -240,15 +239,19 @@ func (gs *groups) expire(g *group) {
 	g.expires.Reset(wait)
 }
 
-// hasRunning reports whether a child of a matching group of a server runs. The caller holds
-// the lock.
-func (gs *groups) hasRunning(name string, match func(*group) bool) bool {
+// isLastRunning reports whether children of this group run, and none of other groups of the server.
+// The caller holds the lock.
+func (gs *groups) isLastRunning(g *group) (last bool) {
 	for a, s := range gs.pool.servers {
-		if a.group != nil && a.group.name == name && match(a.group) && s.current() != nil {
-			return true
+		if a.group == nil || a.group.name != g.name || s.current() == nil {
+			continue
 		}
+		if a.group != g {
+			return false
+		}
+		last = true
 	}
-	return false
+	return last
 }
 
 // drop ends a group and its children. The caller holds the lock.

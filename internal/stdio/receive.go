@@ -150,7 +150,7 @@ func (r *receiver) forwardNotification(m *jsonrpc.Message) {
 		r.server.clients().withdraw(r.child, m)
 	case method == mcp.MethodUpdated:
 		uri := m.Text(jsonrpc.URI)
-		r.server.clients().broadcast(m, func(s *session) bool { return s.isSubscribed(uri) })
+		r.server.clients().broadcast(m, func(s *session) bool { return s.subscriptions.has(uri) })
 	case strings.HasSuffix(method, "/list_changed"):
 		r.server.clients().listChanged(m)
 	default:

@@ -483,7 +483,8 @@ func TestPongsEndAbandonedCalls(t *testing.T) {
 				return idOf(t, ping)
 			}
 			answer := func(id string) {
-				newReceiver(c).deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
+				answer := `{"jsonrpc":"2.0","id":` + id + `,"error":{"code":-32601,"message":"no"}}`
+				newReceiver(c).deliverResponse(message(t, answer), nil)
 			}
 			doubtful := func(want bool) {
 				t.Helper()
@@ -531,7 +532,8 @@ func TestOverflowPingsAreIgnored(t *testing.T) {
 	c.input.messages = make(chan frame, 1) // has room for the cancellation only
 	c.cancel(canceled, "x")
 	equal(t, "overflow", len(c.input.overflow), 1)
-	equal(t, "response to the ping accepted", c.calls.abandoned.takePong([]byte(idOf(t, (<-c.input.overflow).text()))), false)
+	ping := []byte(idOf(t, (<-c.input.overflow).text()))
+	equal(t, "response to the ping accepted", c.calls.abandoned.takePong(ping), false)
 	_, doubtful := c.calls.infer()
 	equal(t, "doubtful", doubtful, true)
 }
@@ -549,7 +551,8 @@ func TestServerRequestsInCanceledCalls(t *testing.T) {
 			c.calls.noteRead()
 			c.cancel(canceled, "x")
 			contains(t, "queue", (<-c.input.messages).text(), "notifications/cancelled")
-			newReceiver(c).deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.input.messages).text())+`,"result":{}}`), nil)
+			ping := idOf(t, (<-c.input.messages).text())
+			newReceiver(c).deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+ping+`,"result":{}}`), nil)
 		}
 		end()
 		if late {

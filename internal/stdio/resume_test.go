@@ -268,8 +268,8 @@ func TestResumableCallsExpire(t *testing.T) {
 		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
-		if events.resume(st, 0) || len(s.events.byNumber)+len(s.events.detached) != 0 || c.calls.waiting[1] != nil || s.memory.bytes != 0 ||
-			!kept.Fits("", 1) {
+		if events.resume(st, 0) || len(s.events.byNumber)+len(s.events.detached) != 0 ||
+			c.calls.waiting[1] != nil || s.memory.bytes != 0 || !kept.Fits("", 1) {
 			t.Errorf("the call is kept: %v, %v", s.events.byNumber, c.calls.waiting)
 		}
 	})

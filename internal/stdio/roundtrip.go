@@ -367,13 +367,13 @@ func (rt *roundTrip) respondToCall(call *call, answer letter) (*http.Response, e
 func (rt *roundTrip) trackSubscription(s *server) (done bool, failure *jsonrpc.Failure) {
 	switch {
 	case rt.m.Is(jsonrpc.Method, "resources/subscribe"):
-		if rt.session != nil && !rt.session.subscribe(rt.m.Text(jsonrpc.URI)) {
+		if rt.session != nil && !rt.session.subscriptions.add(rt.m.Text(jsonrpc.URI)) {
 			return false, jsonrpc.TooManySubscriptions().WithStatusOK()
 		}
 	case rt.m.Is(jsonrpc.Method, "resources/unsubscribe"):
 		uri := rt.m.Text(jsonrpc.URI)
 		if rt.session != nil {
-			rt.session.unsubscribe(uri)
+			rt.session.subscriptions.remove(uri)
 		}
 		return s.clients().isSubscribed(uri), nil
 	}

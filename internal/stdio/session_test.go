@@ -254,7 +254,7 @@ func TestBytesOfSessions(t *testing.T) {
 
 	uri := func(n int) string { return fmt.Sprintf(`{"uri":"x:%d%s"}`, n, strings.Repeat("x", 8000)) }
 	for n := range maxSubscriptions {
-		if !c.poolSession(p).subscribe(uri(n)) {
+		if !c.poolSession(p).subscriptions.add(uri(n)) {
 			t.Fatalf("subscription %d was refused", n)
 		}
 	}
@@ -264,16 +264,16 @@ func TestBytesOfSessions(t *testing.T) {
 	contains(t, "one more subscription", answer.whole(), `"data":{"code":"too_many_subscriptions"}},"id":1}`)
 	other := p.client().initialize(`{}`)
 	n := 0
-	for other.poolSession(p).subscribe(uri(n)) {
+	for other.poolSession(p).subscriptions.add(uri(n)) {
 		n++
 	}
 	equal(t, "owner's quota is used", n < maxSubscriptions && kept()-before <= maxOwnerBytes, true)
-	other.poolSession(p).unsubscribe(uri(0))
-	equal(t, "subscribe after an unsubscribe", other.poolSession(p).subscribe(uri(0)), true)
+	other.poolSession(p).subscriptions.remove(uri(0))
+	equal(t, "subscribe after an unsubscribe", other.poolSession(p).subscriptions.add(uri(0)), true)
 	equal(
 		t,
 		"subscribe for another owner",
-		p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).poolSession(p).subscribe(uri(0)),
+		p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).poolSession(p).subscriptions.add(uri(0)),
 		true,
 	)
 	for _, c := range []*client{c, other} {
