@@ -40,7 +40,7 @@ const serverRequestTime = 5 * time.Second
 func (q *serverRequest) refuseUnlessRead(while time.Duration) {
 	s := q.session
 	time.AfterFunc(while, func() {
-		connected, unused := s.usage()
+		connected, unused := s.presence()
 		switch {
 		case !s.serverRequests.isOpen(q):
 		case s.streamInbox.Withdraw(func(l letter) bool { return l.serverRequest == q }):

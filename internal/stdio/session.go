@@ -82,8 +82,8 @@ func (s *session) release() {
 	s.openResponses--
 }
 
-// usage reports whether the client has an open response, and for how long it has had none.
-func (s *session) usage() (connected bool, unused time.Duration) {
+// presence reports whether the client has an open response, and for how long it has had none.
+func (s *session) presence() (connected bool, unused time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.openResponses > 0, time.Since(s.lastUsed)

@@ -8,8 +8,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
-// A pool outlives the configurations that use it. These are its reasons to keep children and
-// streams: users of the pool, requests in flight, and how both end.
+// A pool outlives the configurations that use it. Its hosts have users, and children run until the
+// last one has released their host and no request is in flight.
 
 // hosts counts the users of each host, or of any host ("").
 type hosts struct {
