@@ -72,7 +72,7 @@ type Pool struct {
 	watchers    registry[Watcher]
 	rootsLogged sync.Map // server names; the log already says that they do not get roots of clients
 
-	mu        sync.Mutex
+	mu        sync.Mutex // guards what groups and sessions contain, too
 	servers   map[address]*server
 	groups    groups
 	sessions  sessions
