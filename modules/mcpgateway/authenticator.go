@@ -12,7 +12,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
@@ -201,9 +200,7 @@ func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path str
 	return err
 }
 
-// checkOrigin refuses requests that a web page of another origin may have caused.
-func (h *Handler) checkOrigin(r *http.Request) *jsonrpc.Failure { return h.originPolicy().Admit(r) }
-
+// originPolicy refuses requests that a web page of another origin may have caused.
 func (h *Handler) originPolicy() clientrequest.Policy {
 	return clientrequest.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}
 }

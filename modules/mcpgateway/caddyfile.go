@@ -143,13 +143,19 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 			return err
 		}
 		handler.Servers = append(handler.Servers, server)
-		deferred.add(line, func() error { return handler.checkServer(server) })
+		deferred.add(line, func() error {
+			if err := newChecker(handler).server(server); err != nil {
+				return fmt.Errorf("server %s: %w", server.Name, err)
+			}
+			return nil
+		})
 		return nil
 	}
 	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
 		return setting.UnknownSubdirective(d, lines.Words(), adviceInGateway())
 	}
-	err := setting.BlockChecked(h.Dispenser, lines, handler.checkSettings,
+	check := func() error { return newChecker(handler).settings() }
+	err := setting.BlockChecked(h.Dispenser, lines, check,
 		"server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
 	if err == nil {
 		err = deferred.run()
@@ -166,6 +172,8 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 
 // gatewayLines returns the settings of a gateway, without its servers.
 func gatewayLines(handler *Handler, auth *providers, deferred *checks) setting.Lines {
+	checkOrigins := func() error { return handler.originPolicy().Validate() }
+	checkKey := func() error { return checkLiteralKey(handler.SessionKey) }
 	return setting.Lines{
 		"name":                setting.Text(&handler.Name),
 		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
@@ -178,14 +186,14 @@ func gatewayLines(handler *Handler, auth *providers, deferred *checks) setting.L
 		"max_name_length":     setting.Positive(&handler.MaxNameLength),
 		"join_timeout":        setting.Duration(&handler.JoinTimeout),
 		"start":               setting.Text(&handler.Start),
-		"session_key":         setting.Check(setting.Secret(&handler.SessionKey), handler.checkLiteralKey),
+		"session_key":         setting.Check(setting.Secret(&handler.SessionKey), checkKey),
 		"max_sessions":        setting.Positive(&handler.MaxSessions),
 		"discovery":           setting.Switch(&handler.Discovery),
 		"report_missing":      setting.Optional(&handler.ReportMissing, setting.Switch),
 		"mcp_path":            setting.Text(&handler.MCPPath),
 		"rpc_path":            setting.Text(&handler.RPCPath),
-		"origins":             setting.Check(setting.List(&handler.Origins, "origins"), handler.checkOrigins),
-		"hosts":               setting.Check(setting.List(&handler.Hosts, "hosts"), handler.checkOrigins),
+		"origins":             setting.Check(setting.List(&handler.Origins, "origins"), checkOrigins),
+		"hosts":               setting.Check(setting.List(&handler.Hosts, "hosts"), checkOrigins),
 		"public_url":          setting.Text(&handler.PublicURL),
 		"auth":                auth.parse,
 		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),

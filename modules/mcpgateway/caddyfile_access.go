@@ -96,7 +96,7 @@ func parseClient(h *Handler, p *providers, deferred *checks) setting.Line {
 			return setting.Expected(d, "client", "<name>")
 		}
 		h.Clients = append(h.Clients, c)
-		deferred.add(line, func() error { return h.checkClientOnce(c) })
+		deferred.add(line, func() error { return c.checkUnique(h.Clients) })
 		lines := c.lines(h, p, deferred)
 		lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
 			return setting.UnknownSubdirective(d, lines.Words(), adviceInClient())
@@ -126,7 +126,7 @@ func parseRule(h *Handler, c *Client, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		rule := &AccessRule{Action: d.Val()}
 		c.Rules = append(c.Rules, rule)
-		deferred.add(d.Token(), func() error { return h.checkRule(rule) })
+		deferred.add(d.Token(), func() error { return h.names().checkRule(rule) })
 		return setting.Check(rule.parse, rule.check)(d)
 	}
 }
@@ -204,7 +204,7 @@ func parseRate(h *Handler, rates *[]*Rate, deferred *checks) setting.Line {
 		if err := r.validate(); err != nil {
 			return d.WrapErr(err)
 		}
-		deferred.add(line, func() error { return h.checkRate(r) })
+		deferred.add(line, func() error { return h.names().checkRate(r) })
 		return nil
 	}
 }
@@ -220,7 +220,7 @@ func parseNotificationRoute(h *Handler, deferred *checks) setting.Line {
 		route := &NotificationRoute{Method: args[0], Servers: args[1:]}
 		h.NotificationRoutes = append(h.NotificationRoutes, route)
 		deferred.add(line, func() error {
-			if err := route.validate(h); err != nil {
+			if err := route.validate(h.names()); err != nil {
 				return fmt.Errorf("%s: %w", line.Text, err)
 			}
 			return nil
@@ -252,17 +252,14 @@ func parseAnswer(h *Handler, deferred *checks) setting.Line {
 		if a.Action == "" && len(a.Roots) == 0 {
 			return setting.ErrorAt(line, errors.New("answer: expected deliver, drop or a block with roots"))
 		}
-		deferred.add(line, func() error { return h.addAnswer(server, a) })
+		deferred.add(line, func() error {
+			s := h.names().find(server)
+			if s == nil {
+				return fmt.Errorf("answer: unknown server %s%s", server, h.names().didYouMean(server))
+			}
+			s.Answers = append(s.Answers, a)
+			return nil
+		})
 		return nil
 	}
-}
-
-// addAnswer adds an answer to a server.
-func (h *Handler) addAnswer(server string, a *Answer) error {
-	s := h.serverNamed(server)
-	if s == nil {
-		return fmt.Errorf("answer: unknown server %s%s", server, h.didYouMean(server))
-	}
-	s.Answers = append(s.Answers, a)
-	return nil
 }

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,18 +50,25 @@ func (c checks) run() error {
 	return nil
 }
 
-// checkSettings validates the settings of a gateway whose defaults are not set.
-func (h *Handler) checkSettings() error {
-	withDefaults := *h
-	withDefaults.setDefaults()
-	return withDefaults.validateSettings()
+// A checker validates the configuration of a gateway.
+type checker struct {
+	config *Handler // a copy with defaults
+	names  serverNames
 }
 
-// validateSettings validates the settings after defaults are set.
-func (h *Handler) validateSettings() error {
+// newChecker returns a checker of a gateway, which need not be provisioned.
+func newChecker(h *Handler) checker {
+	config := *h
+	config.setDefaults()
+	return checker{&config, h.names()}
+}
+
+// settings validates the settings of the gateway itself.
+func (c checker) settings() error {
+	h := c.config
 	mcpPrefix, rpcPrefix := pathPrefix(h.MCPPath), pathPrefix(h.RPCPath)
 	switch {
-	case len(h.Servers) == 0 && !h.serversMayChange():
+	case len(h.Servers) == 0 && !c.names.mayChange:
 		return errors.New("mcp_gateway needs at least one server")
 	case h.ResponseTimeout < 0:
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
@@ -97,61 +105,54 @@ func (h *Handler) validateSettings() error {
 	if err := validateAudit(h.Audit); err != nil {
 		return err
 	}
-	if err := h.checkOrigins(); err != nil {
+	if err := h.originPolicy().Validate(); err != nil {
 		return err
 	}
-	mayMask := h.serversMayChange() && h.Mask != nil
-	if h.Focus.on() && !mayMask && !slices.ContainsFunc(h.Servers, h.masks) {
+	mayMask := c.names.mayChange && h.Mask != nil
+	if h.Focus.on() && !mayMask && !slices.ContainsFunc(h.Servers, c.masks) {
 		return errNoMask
 	}
 	return h.naming().CheckSeparator()
 }
 
-// checkOrigins refuses origins and hosts that no request can have.
-func (h *Handler) checkOrigins() error { return h.originPolicy().Validate() }
-
 // checkLiteralKey validates a session_key without placeholders.
-func (h *Handler) checkLiteralKey() error {
-	if strings.Contains(h.SessionKey, "{") {
+func checkLiteralKey(key string) error {
+	if strings.Contains(key, "{") {
 		return nil
 	}
-	if _, err := setting.SessionKey(h.SessionKey); err != nil {
+	if _, err := setting.SessionKey(key); err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
 	return nil
 }
 
-// checkServer validates a server together with the rest of the gateway.
-func (h *Handler) checkServer(s *Server) error {
-	withDefaults := *h
-	withDefaults.setDefaults()
-	err := withDefaults.checkNames(s)
-	if err == nil {
-		err = s.checkRoutes()
+// server validates a server together with the rest of the gateway. Its names must be unique, and
+// unlike tool names.
+func (c checker) server(s *Server) error {
+	for _, name := range s.names() {
+		if first := c.names.find(name); first != nil && first != s || occurrences(s.names(), name) > 1 {
+			return fmt.Errorf("duplicate name or alias %q", name)
+		}
+		if c.config.Separator == noSeparator {
+			continue
+		}
+		if err := c.config.naming().Check(name); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = h.checkFocus(s)
+	if len(s.Routes) == 0 {
+		return errors.New("no URL, command or handlers configured")
 	}
-	if err != nil {
-		return fmt.Errorf("server %s: %w", s.Name, err)
+	if s.Focus.on() && !c.masks(s) {
+		return errNoMask
 	}
 	return nil
 }
 
-// checkNames checks that the names of a server are unique and cannot be confused with tool names.
-func (h *Handler) checkNames(s *Server) error {
-	for _, name := range s.names() {
-		if first := h.serverNamed(name); first != nil && first != s || occurrences(s.names(), name) > 1 {
-			return fmt.Errorf("duplicate name or alias %q", name)
-		}
-		if h.Separator == noSeparator {
-			continue
-		}
-		if err := h.naming().Check(name); err != nil {
-			return err
-		}
-	}
-	return nil
+// masks reports whether results of a server are shortened.
+func (c checker) masks(s *Server) bool {
+	mask := cmp.Or(s.Mask, c.config.Mask)
+	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
 }
 
 func occurrences(names []string, name string) (n int) {
@@ -163,19 +164,9 @@ func occurrences(names []string, name string) (n int) {
 	return n
 }
 
-// serverNamed returns the server with a name or alias, or nil.
-func (h *Handler) serverNamed(name string) *Server {
-	for _, s := range h.Servers {
-		if s != nil && occurrences(s.names(), name) > 0 {
-			return s
-		}
-	}
-	return nil
-}
-
-// checkClientOnce checks that no earlier client block has a name or match of c.
-func (h *Handler) checkClientOnce(c *Client) error {
-	for _, other := range h.Clients {
+// checkUnique checks that no earlier client block has a name or match of c.
+func (c *Client) checkUnique(all []*Client) error {
+	for _, other := range all {
 		if other == c {
 			return nil
 		}
@@ -183,6 +174,25 @@ func (h *Handler) checkClientOnce(c *Client) error {
 			if other != nil && occurrences(other.names(), name) > 0 {
 				return fmt.Errorf("client %s: duplicate name %q", c.Name, name)
 			}
+		}
+	}
+	return nil
+}
+
+// serverNames finds the servers that other settings of a gateway name.
+type serverNames struct {
+	servers   []*Server
+	mayChange bool // servers may be added later, so settings may name unknown servers
+}
+
+// names returns the names of the servers.
+func (h *Handler) names() serverNames { return serverNames{h.Servers, h.serversMayChange()} }
+
+// find returns the server with a name or alias, or nil.
+func (n serverNames) find(name string) *Server {
+	for _, s := range n.servers {
+		if s != nil && occurrences(s.names(), name) > 0 {
+			return s
 		}
 	}
 	return nil
@@ -196,20 +206,20 @@ func (r *AccessRule) check() error {
 
 // checkRule refuses a deny or confirm rule that cannot match, because it names an unknown server or
 // a renamed tool by its new name.
-func (h *Handler) checkRule(r *AccessRule) error {
+func (n serverNames) checkRule(r *AccessRule) error {
 	if r == nil || r.Action == allow {
 		return nil // compile refuses nil
 	}
 	for _, pattern := range r.Patterns {
-		qualified, unknown := h.qualified(pattern)
-		if unknown != "" && !h.serversMayChange() {
-			return fmt.Errorf("%s: %q refers to an unknown server%s", r.Action, pattern, h.didYouMean(unknown))
+		qualified, unknown := n.qualified(pattern)
+		if unknown != "" && !n.mayChange {
+			return fmt.Errorf("%s: %q refers to an unknown server%s", r.Action, pattern, n.didYouMean(unknown))
 		}
 		policy, err := acl.New([]acl.Rule{{Action: acl.Deny, Pattern: qualified}}, acl.Allow)
 		if err != nil {
 			return nil // compile refuses it
 		}
-		if err := h.checkRenamed(pattern, func(server, tool string) bool {
+		if err := n.checkRenamed(pattern, func(server, tool string) bool {
 			facts := condition.Facts{Server: server, Tool: tool, Annotations: ^mcp.Annotations(0)}
 			return policy.Tool(&acl.Tool{Facts: facts}).Action == acl.Deny
 		}); err != nil {
@@ -221,17 +231,17 @@ func (h *Handler) checkRule(r *AccessRule) error {
 
 // checkRate refuses a rate that cannot match, because it names an unknown server or a renamed tool
 // by its new name.
-func (h *Handler) checkRate(r *Rate) error {
-	qualified, unknown := h.qualified(r.Tools)
-	if unknown != "" && !h.serversMayChange() {
-		return fmt.Errorf("rate: %q refers to an unknown server%s", r.Tools, h.didYouMean(unknown))
+func (n serverNames) checkRate(r *Rate) error {
+	qualified, unknown := n.qualified(r.Tools)
+	if unknown != "" && !n.mayChange {
+		return fmt.Errorf("rate: %q refers to an unknown server%s", r.Tools, n.didYouMean(unknown))
 	}
 	if r.Tools == "" {
 		return nil
 	}
 	pattern, err := mcp.ParsePattern(qualified)
 	if err == nil {
-		err = h.checkRenamed(r.Tools, pattern.Match)
+		err = n.checkRenamed(r.Tools, pattern.Match)
 	}
 	if err != nil {
 		return fmt.Errorf("rate: %w", err)
@@ -241,8 +251,8 @@ func (h *Handler) checkRate(r *Rate) error {
 
 // checkRenamed refuses a pattern that selects the new name of a renamed tool, but not its original
 // name.
-func (h *Handler) checkRenamed(pattern string, selects func(server, tool string) bool) error {
-	for _, s := range h.Servers {
+func (n serverNames) checkRenamed(pattern string, selects func(server, tool string) bool) error {
+	for _, s := range n.servers {
 		if s == nil {
 			continue
 		}
@@ -262,12 +272,12 @@ func (h *Handler) checkRenamed(pattern string, selects func(server, tool string)
 
 // qualified returns a pattern with the alias of a server replaced by its name. unknown is the
 // server in the pattern if the gateway has no such server.
-func (h *Handler) qualified(pattern string) (qualified, unknown string) {
+func (n serverNames) qualified(pattern string) (qualified, unknown string) {
 	qualified = acl.Qualified(pattern, func(server string) string {
-		if s := h.serverNamed(server); s != nil {
+		if s := n.find(server); s != nil {
 			return s.Name
 		}
-		if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s != nil && mcp.MatchName(server, s.Name) }) {
+		if !slices.ContainsFunc(n.servers, func(s *Server) bool { return s != nil && mcp.MatchName(server, s.Name) }) {
 			unknown = server
 		}
 		return server
@@ -276,25 +286,16 @@ func (h *Handler) qualified(pattern string) (qualified, unknown string) {
 }
 
 // didYouMean returns a suggestion to append to an error about an unknown server.
-func (h *Handler) didYouMean(server string) string { return words.DidYouMean(server, h.serverNames()) }
+func (n serverNames) didYouMean(server string) string { return words.DidYouMean(server, n.all()) }
 
-// serverNames returns the names and aliases of all servers.
-func (h *Handler) serverNames() (names []string) {
-	for _, s := range h.Servers {
+// all returns the names and aliases of all servers.
+func (n serverNames) all() (names []string) {
+	for _, s := range n.servers {
 		if s != nil {
 			names = append(names, s.names()...)
 		}
 	}
 	return names
-}
-
-// warnUnknownServer logs that a rule names a server that does not exist yet.
-func (h *Handler) warnUnknownServer(pattern, server, client string) {
-	fields := []zap.Field{zap.String("client", client), zap.String("pattern", pattern)}
-	if meant := words.Closest(server, h.serverNames()); meant != "" {
-		fields = append(fields, zap.String("did_you_mean", meant))
-	}
-	h.logger.Warn("rule refers to an unknown server", fields...)
 }
 
 // checkRedaction validates redact and redact_fields.
@@ -345,7 +346,7 @@ func (h *Handler) warnOfNames() {
 func (h *Handler) warnOfRoutes() {
 	for _, route := range h.NotificationRoutes {
 		for _, name := range route.Servers {
-			if h.serverNamed(name) == nil {
+			if h.names().find(name) == nil {
 				h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // Client configures what a client may do. The providers of auth, or Caddy's own authentication,
@@ -88,8 +89,14 @@ const (
 	confirm = "confirm"
 )
 
-// compile converts the client for internal/gateway.
-func (c *Client) compile(h *Handler) (*access.Client, error) {
+// An accessCompiler converts clients and rates for internal/gateway.
+type accessCompiler struct {
+	names  serverNames
+	logger *zap.Logger
+}
+
+// client converts a client.
+func (a accessCompiler) client(c *Client) (*access.Client, error) {
 	compiled := &access.Client{Name: c.Name, Match: c.Match}
 	otherwise := acl.Allow
 	allows := slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
@@ -98,16 +105,10 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 	}
 	var rules []acl.Rule
 	for _, r := range c.Rules {
-		if err := h.checkRule(r); err != nil {
+		if err := a.names.checkRule(r); err != nil {
 			return nil, err
 		}
-		compiled, err := r.compile(func(pattern string) string {
-			qualified, unknown := h.qualified(pattern)
-			if unknown != "" {
-				h.warnUnknownServer(pattern, unknown, c.Name)
-			}
-			return qualified
-		})
+		compiled, err := r.compile(func(pattern string) string { return a.qualified(pattern, c.Name) })
 		if err != nil {
 			return nil, err
 		}
@@ -119,7 +120,7 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 			return nil, err
 		}
 		for _, shadowed := range compiled.Policy.Shadowed() {
-			h.logger.Warn("rule has no effect: earlier rules always match first",
+			a.logger.Warn("rule has no effect: earlier rules always match first",
 				zap.String("client", c.Name), zap.String("rule", shadowed))
 		}
 	}
@@ -129,8 +130,22 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 		}
 	}
 	compiled.View = digest([]any{compiled.Policy.Fingerprint(), c.Redact, c.RedactFields})
-	compiled.Limits, err = h.limits("client", c.Rates, c.Name)
+	compiled.Limits, err = a.limits("client", c.Rates, c.Name)
 	return compiled, err
+}
+
+// qualified returns a pattern of a client with the alias of a server replaced by its name. It warns
+// if the server does not exist yet.
+func (a accessCompiler) qualified(pattern, client string) string {
+	qualified, unknown := a.names.qualified(pattern)
+	if unknown != "" {
+		fields := []zap.Field{zap.String("client", client), zap.String("pattern", pattern)}
+		if meant := words.Closest(unknown, a.names.all()); meant != "" {
+			fields = append(fields, zap.String("did_you_mean", meant))
+		}
+		a.logger.Warn("rule refers to an unknown server", fields...)
+	}
+	return qualified
 }
 
 // compile returns one rule per pattern. It calls qualified to replace aliases of servers in a
@@ -195,24 +210,20 @@ func (h *Handler) HasRules(client string) bool {
 	})
 }
 
-// clients converts all clients for internal/gateway.
-func (h *Handler) clients() (all []*access.Client, err error) {
-	for i, c := range h.Clients {
+// clients converts all clients of a gateway.
+func (a accessCompiler) clients(configured []*Client) (all []*access.Client, err error) {
+	for i, c := range configured {
 		if c == nil {
 			return nil, fmt.Errorf("clients[%d] is null", i)
 		}
-		compiled, err := c.compile(h)
+		compiled, err := a.client(c)
 		if err != nil {
 			return nil, fmt.Errorf("client %q: %w", c.Name, err)
 		}
-		if err := h.checkClientOnce(c); err != nil {
+		if err := c.checkUnique(configured); err != nil {
 			return nil, err
 		}
 		all = append(all, compiled)
-	}
-	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
-	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
-		h.logger.Warn("client blocks without auth or tokens: only Caddy's authentication can identify these clients")
 	}
 	return all, nil
 }
@@ -251,9 +262,9 @@ func (r *Rate) validate() error {
 	return nil
 }
 
-// limits converts rates for internal/gateway. The key of a limit does not depend on its numbers, so
+// limits converts the rates of a client, or of the gateway if client is empty. The key of a limit does not depend on its numbers, so
 // that requests made before a reload still count if it changes the numbers.
-func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
+func (a accessCompiler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
 	var limits []access.Limit
 	count := map[string]int{}
 	for _, r := range rates {
@@ -267,14 +278,10 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.L
 		count[r.Tools]++
 		var tools *mcp.Pattern
 		if r.Tools != "" {
-			if err := h.checkRate(r); err != nil {
+			if err := a.names.checkRate(r); err != nil {
 				return nil, err
 			}
-			qualified, unknown := h.qualified(r.Tools)
-			if unknown != "" {
-				h.warnUnknownServer(r.Tools, unknown, client)
-			}
-			pattern, err := mcp.ParsePattern(qualified)
+			pattern, err := mcp.ParsePattern(a.qualified(r.Tools, client))
 			if err != nil {
 				return nil, fmt.Errorf("rate: %w", err)
 			}

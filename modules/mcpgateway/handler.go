@@ -449,7 +449,8 @@ func (h *Handler) Validate() error {
 	if h.live != nil {
 		return nil // the handler that it loaded is valid
 	}
-	if err := h.validateSettings(); err != nil {
+	check := newChecker(h)
+	if err := check.settings(); err != nil {
 		return err
 	}
 	if h.AllowUnauthenticated && len(h.auth.providers) > 0 {
@@ -458,10 +459,7 @@ func (h *Handler) Validate() error {
 	for _, s := range h.Servers {
 		err := s.validate()
 		if err == nil {
-			err = h.checkNames(s)
-		}
-		if err == nil {
-			err = h.checkFocus(s)
+			err = check.server(s)
 		}
 		if err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
@@ -473,7 +471,7 @@ func (h *Handler) Validate() error {
 		}
 	}
 	for _, route := range h.NotificationRoutes {
-		if err := route.validate(h); err != nil {
+		if err := route.validate(check.names); err != nil {
 			return fmt.Errorf("notification_routes: %w", err)
 		}
 	}
@@ -546,7 +544,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	q := h.gateway.NewRequest(w, r, target, peer)
 	telemetry.JoinAccessLog(r, q)
-	if failure := h.checkOrigin(r); failure != nil {
+	if failure := h.originPolicy().Admit(r); failure != nil {
 		q.Refuse(failure)
 		return nil
 	}

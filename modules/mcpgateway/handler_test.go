@@ -185,7 +185,7 @@ func TestAdmitByListener(t *testing.T) {
 			r := httptest.NewRequest("POST", "/mcp/a", nil)
 			r.Host = tt.host
 			r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, tt.local))
-			failure := (&Handler{Hosts: tt.hosts}).checkOrigin(r)
+			failure := (&Handler{Hosts: tt.hosts}).originPolicy().Admit(r)
 			if (failure == nil) != tt.want {
 				t.Errorf("%v", failure)
 			}

@@ -119,10 +119,15 @@ func (h *Handler) newGateway() error {
 		config.Servers = append(config.Servers, s.config())
 	}
 	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
-	if config.Clients, err = h.clients(); err != nil {
+	compiler := accessCompiler{h.names(), h.logger}
+	if config.Clients, err = compiler.clients(h.Clients); err != nil {
 		return err
 	}
-	if config.Limits, err = h.limits("gateway", h.Rates, ""); err != nil {
+	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
+	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
+		h.logger.Warn("client blocks without auth or tokens: only Caddy's authentication can identify these clients")
+	}
+	if config.Limits, err = compiler.limits("gateway", h.Rates, ""); err != nil {
 		return err
 	}
 	for _, n := range h.NotificationRoutes {

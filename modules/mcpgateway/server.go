@@ -246,14 +246,6 @@ func (s *Server) validate() error {
 	if s.OAuth != nil && len(s.upstreams.children) > 0 {
 		return errChildLogin
 	}
-	return s.checkRoutes()
-}
-
-// checkRoutes refuses a server without routes.
-func (s *Server) checkRoutes() error {
-	if len(s.Routes) == 0 {
-		return errors.New("no URL, command or handlers configured")
-	}
 	return nil
 }
 

@@ -131,7 +131,7 @@ type NotificationRoute struct {
 	Servers []string `json:"servers,omitempty"`
 }
 
-func (n *NotificationRoute) validate(h *Handler) error {
+func (n *NotificationRoute) validate(names serverNames) error {
 	switch {
 	case n == nil:
 		return errors.New("null is not a route")
@@ -144,8 +144,8 @@ func (n *NotificationRoute) validate(h *Handler) error {
 		return fmt.Errorf("servers: missing for %s", n.Method)
 	}
 	for _, name := range n.Servers {
-		if h.serverNamed(name) == nil && !h.serversMayChange() {
-			return fmt.Errorf("unknown server %q%s", name, h.didYouMean(name))
+		if names.find(name) == nil && !names.mayChange {
+			return fmt.Errorf("unknown server %q%s", name, names.didYouMean(name))
 		}
 	}
 	return nil

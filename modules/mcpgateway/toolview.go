@@ -2,7 +2,6 @@ package mcpgateway
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -315,20 +314,6 @@ var errNoMask = errors.New("focus: requires mask, which is missing or off")
 
 // on reports whether tools get the argument.
 func (f *Focus) on() bool { return f != nil && !f.Off }
-
-// checkFocus refuses focus for a server whose results are not shortened.
-func (h *Handler) checkFocus(s *Server) error {
-	if s.Focus.on() && !h.masks(s) {
-		return errNoMask
-	}
-	return nil
-}
-
-// masks reports whether results of a server are shortened.
-func (h *Handler) masks(s *Server) bool {
-	mask := cmp.Or(s.Mask, h.Mask)
-	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
-}
 
 // provisionFocus sets the focus of the server. The gateway's focus, the fallback, applies only to
 // servers with a mask.
