@@ -41,8 +41,8 @@ func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
 		Name: h.Name, Path: h.MCPPath, URLs: []string{}, Auth: len(h.auth.providers) > 0,
 		Record: h.Record, Servers: len(h.Servers),
 	}
-	if h.site != nil {
-		status.URLs, status.Admits = h.urls(), h.admission()
+	if h.place.site != nil {
+		status.URLs, status.Admits = h.place.urls(h.paths.below("")), h.place.admission(h.auth.providers)
 	}
 	for _, s := range h.Servers {
 		if state := s.healthState(); !state.Known || state.Healthy {

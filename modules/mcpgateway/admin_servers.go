@@ -93,7 +93,9 @@ func (c *adminCall) listFiles() (int, any, error) {
 	}
 	all := []adminapi.FileStatus{}
 	for _, h := range found {
-		all = append(all, h.fileStatuses()...)
+		if h.shell != nil {
+			all = append(all, h.shell.live.statuses()...)
+		}
 	}
 	return http.StatusOK, all, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -30,44 +31,55 @@ type announcement struct{}
 // Destruct implements caddy.Destructor.
 func (announcement) Destruct() error { return nil }
 
-// announce logs the URLs of the gateway and which clients may use it.
-func (h *Handler) announce() {
-	if h.site == nil || onStdio {
+// An announcer logs where clients reach a gateway, and which clients may use it.
+type announcer struct {
+	key string // in announcements; empty until the gateway is announced
+}
+
+// announce logs the URLs of the gateway.
+func (a *announcer) announce(h *Handler) {
+	if h.place.site == nil || onStdio {
 		return
 	}
 	servers := make([]string, len(h.Servers))
 	for i, s := range h.Servers {
 		servers[i] = s.Name
 	}
-	urls, clients := h.urls(), h.admission()
-	h.announcementKey = digest([]any{h.Name, servers, urls, clients})
-	_, known, _ := announcements.LoadOrNew(h.announcementKey, func() (caddy.Destructor, error) {
-		return announcement{}, nil
-	})
+	urls, clients := h.place.urls(h.paths.below("")), h.place.admission(h.auth.providers)
+	a.key = digest([]any{h.Name, servers, urls, clients})
+	_, known, _ := announcements.LoadOrNew(a.key, func() (caddy.Destructor, error) { return announcement{}, nil })
 	if !known {
 		h.logger.Info("serving MCP", zap.String("gateway", h.Name), zap.Strings("servers", servers),
 			zap.Strings("urls", urls), zap.String("clients", clients))
 	}
 }
 
-// stopAnnouncing releases the announcement.
-func (h *Handler) stopAnnouncing() {
-	if h.announcementKey != "" {
-		_, _ = announcements.Delete(h.announcementKey)
+// stop releases the announcement.
+func (a *announcer) stop() {
+	if a.key != "" {
+		_, _ = announcements.Delete(a.key)
 	}
 }
 
-// urls returns the URLs for clients. Their hosts are those of the public URL, else the host names
-// of the site, else the addresses it listens on. For a site that listens on all addresses it is
-// localhost.
-func (h *Handler) urls() []string {
-	if h.PublicURL != "" {
-		return []string{strings.TrimSuffix(h.PublicURL, "/") + h.pathOf("")}
+// A placement is the place of a gateway in a site. A shell and its handlers share it.
+type placement struct {
+	site        *caddyhttp.Server // nil if the gateway is loaded on its own
+	handler     *Handler          // in the routes of the site
+	publicURL   string
+	authInFront bool // a handler in front authenticates clients
+}
+
+// urls returns the URLs of a path of the gateway for clients. Their hosts are those of the public
+// URL, else the host names of the site, else the addresses it listens on. For a site that listens on
+// all addresses it is localhost.
+func (p *placement) urls(path string) []string {
+	if p.publicURL != "" {
+		return []string{strings.TrimSuffix(p.publicURL, "/") + path}
 	}
-	hosts, prefix, _ := h.locate(h.site.Routes)
-	path := prefix + h.pathOf("")
+	hosts, prefix, _ := p.locate(p.site.Routes)
+	path = prefix + path
 	var urls []string
-	for _, listen := range h.site.Listen {
+	for _, listen := range p.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
 		if err != nil || address.IsUnixNetwork() || address.IsFdNetwork() {
 			urls = append(urls, listen+" "+path)
@@ -78,10 +90,37 @@ func (h *Handler) urls() []string {
 			names = []string{reachableHost(address.Host)}
 		}
 		for _, name := range names {
-			urls = append(urls, siteURL(h.site, name, address.StartPort)+path)
+			urls = append(urls, siteURL(p.site, name, address.StartPort)+path)
 		}
 	}
 	return urls
+}
+
+// base returns the scheme and host of the gateway: those of public_url, else those of the client's
+// request, else those for a browser on this machine.
+func (p *placement) base(r *http.Request) string {
+	switch {
+	case p.publicURL != "":
+		return strings.TrimSuffix(p.publicURL, "/")
+	case r == nil:
+		return p.localBase()
+	case r.TLS != nil:
+		return "https://" + r.Host
+	}
+	return "http://" + r.Host
+}
+
+// localBase returns the URL of the site on this machine.
+func (p *placement) localBase() string {
+	if p.site != nil {
+		for _, listen := range p.site.Listen {
+			address, err := caddy.ParseNetworkAddress(listen)
+			if err == nil && !address.IsUnixNetwork() && address.StartPort != 0 {
+				return siteURL(p.site, "localhost", address.StartPort)
+			}
+		}
+	}
+	return "http://localhost"
 }
 
 // siteURL returns the scheme, host and port of a site.
@@ -109,12 +148,12 @@ func reachableHost(host string) string {
 
 // locate finds the handler in routes. It returns the host names that its routes match, and the path
 // prefix that they strip, as handle_path does.
-func (h *Handler) locate(routes caddyhttp.RouteList) (hosts []string, prefix string, found bool) {
+func (p *placement) locate(routes caddyhttp.RouteList) (hosts []string, prefix string, found bool) {
 	for _, route := range routes {
 		for _, handler := range route.Handlers {
 			switch handler := handler.(type) {
 			case *Handler:
-				if handler == h || handler == h.shell {
+				if handler == p.handler {
 					return hostsOf(route), prefix, true
 				}
 			case *rewrite.Rewrite:
@@ -122,7 +161,7 @@ func (h *Handler) locate(routes caddyhttp.RouteList) (hosts []string, prefix str
 					prefix += handler.StripPathPrefix
 				}
 			case *caddyhttp.Subroute:
-				if inner, stripped, ok := h.locate(handler.Routes); ok {
+				if inner, stripped, ok := p.locate(handler.Routes); ok {
 					return append(hostsOf(route), inner...), prefix + stripped, true
 				}
 			}
@@ -143,10 +182,10 @@ func hostsOf(route caddyhttp.Route) (hosts []string) {
 	return hosts
 }
 
-// admission describes which clients may use the gateway.
-func (h *Handler) admission() string {
+// admission describes which clients may use a gateway with these providers of auth.
+func (p *placement) admission(providers []auth.Provider) string {
 	var ways []string
-	for _, provider := range h.auth.providers {
+	for _, provider := range providers {
 		way := caddy.GetModuleName(provider)
 		if token, ok := provider.(*auth.Token); ok {
 			way += ", " + countedClients(token.Clients())
@@ -156,9 +195,9 @@ func (h *Handler) admission() string {
 	switch {
 	case len(ways) > 0:
 		return strings.Join(ways, "; ")
-	case h.authInFront:
+	case p.authInFront:
 		return "authenticated by a handler in front"
-	case len(h.publicAddresses()) > 0:
+	case len(p.publicAddresses()) > 0:
 		return "anyone who can reach it"
 	}
 	return "anyone on this machine"
@@ -174,8 +213,8 @@ func countedClients(n int) string {
 // publicAddresses returns the listen addresses that other machines can reach. The host name of a
 // site does not restrict them: for a site named localhost Caddy listens on all addresses, and a
 // request can name any host.
-func (h *Handler) publicAddresses() (open []string) {
-	for _, listen := range h.site.Listen {
+func (p *placement) publicAddresses() (open []string) {
+	for _, listen := range p.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
 		switch {
 		case err == nil && (address.IsUnixNetwork() || address.Network == pipenet.Name):
@@ -185,22 +224,6 @@ func (h *Handler) publicAddresses() (open []string) {
 		}
 	}
 	return open
-}
-
-// warnIfOpen warns if other machines can use the gateway without credentials.
-func (h *Handler) warnIfOpen() {
-	if h.site == nil || len(h.auth.providers) > 0 {
-		return
-	}
-	h.authInFront = authenticatedInFront(h.site.Routes)
-	if h.shell != nil {
-		h.shell.authInFront = h.authInFront
-	}
-	if open := h.publicAddresses(); len(open) > 0 && !h.authInFront && !h.AllowUnauthenticated {
-		h.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
-			"add auth or client tokens, bind 127.0.0.1, or allow it with auth none",
-			zap.String("gateway", h.Name), zap.Strings("listen", open))
-	}
 }
 
 // authenticatedInFront reports whether a handler in front of the gateway authenticates clients,

@@ -5,7 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strings"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -24,24 +24,24 @@ type authenticator struct {
 	fingerprint string   // hash of the providers' settings and secrets
 }
 
-// loadProviders loads the providers of auth.
-func (h *Handler) loadProviders(ctx caddy.Context) error {
+// load loads the providers of a gateway.
+func (a *authenticator) load(ctx caddy.Context, h *Handler) error {
 	if len(h.AuthRaw) == 0 {
 		return nil
 	}
-	h.auth.fingerprint = digest(h.AuthRaw)
+	a.fingerprint = digest(h.AuthRaw)
 	modules, err := ctx.LoadModule(h, "AuthRaw")
 	if err != nil {
 		return err
 	}
 	for _, module := range modules.([]any) {
 		provider := module.(auth.Provider)
-		h.auth.providers = append(h.auth.providers, provider)
+		a.providers = append(a.providers, provider)
 		if holder, ok := provider.(auth.SecretHolder); ok {
-			h.auth.fingerprint += holder.FingerprintOf("")
+			a.fingerprint += holder.FingerprintOf("")
 		}
 		for _, name := range provider.CredentialHeaders() {
-			h.auth.headers = append(h.auth.headers, http.CanonicalHeaderKey(name))
+			a.headers = append(a.headers, http.CanonicalHeaderKey(name))
 		}
 	}
 	return nil
@@ -164,21 +164,24 @@ func (a *authenticator) describer() auth.Describer {
 	return nil
 }
 
-// metadataLocation returns the location of the metadata of a resource, if it is an endpoint of this
-// gateway. Clients append the path of the resource to [auth.MetadataPath], or nothing.
-func (h *Handler) metadataLocation(resource string) (location, inbound.Endpoint, string) {
-	switch {
-	case resource == "", resource == "/":
-		return metadata, inbound.Endpoint{}, strings.TrimSuffix(h.mcpPrefix, "/")
-	case resource+"/" == h.mcpPrefix, strings.HasPrefix(resource, h.mcpPrefix), strings.HasPrefix(resource, h.rpcPrefix):
-		return metadata, inbound.Endpoint{}, resource
-	}
-	return otherPath, inbound.Endpoint{}, ""
+// acceptsToken reports whether one of the providers is auth token.
+func (a *authenticator) acceptsToken() bool {
+	return slices.ContainsFunc(a.providers, isProvider[*auth.Token])
+}
+
+// acceptsCertificate reports whether one of the providers is auth mtls.
+func (a *authenticator) acceptsCertificate() bool {
+	return slices.ContainsFunc(a.providers, isProvider[*auth.MTLS])
+}
+
+func isProvider[P auth.Provider](provider auth.Provider) bool {
+	_, ok := provider.(P)
+	return ok
 }
 
 // serveMetadata serves the OAuth metadata of a path. It needs no credentials, and pages of any
 // origin may read it.
-func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path string) error {
+func (a *authenticator) serveMetadata(w http.ResponseWriter, r *http.Request, path string) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions {
 		w.Header().Set("Allow", "GET, HEAD, OPTIONS")
 		w.WriteHeader(http.StatusMethodNotAllowed)
@@ -196,7 +199,7 @@ func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path str
 	if err != nil {
 		return caddyhttp.Error(http.StatusBadRequest, err)
 	}
-	_, err = w.Write(h.auth.describer().Metadata(r, path))
+	_, err = w.Write(a.describer().Metadata(r, path))
 	return err
 }
 

@@ -25,7 +25,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
 // checks holds validations to run after the whole Caddyfile block is parsed.
@@ -66,7 +65,7 @@ func newChecker(h *Handler) checker {
 // settings validates the settings of the gateway itself.
 func (c checker) settings() error {
 	h := c.config
-	mcpPrefix, rpcPrefix := pathPrefix(h.MCPPath), pathPrefix(h.RPCPath)
+	served := newPaths(h.MCPPath, h.RPCPath)
 	switch {
 	case len(h.Servers) == 0 && !c.names.mayChange:
 		return errors.New("mcp_gateway needs at least one server")
@@ -88,7 +87,7 @@ func (c checker) settings() error {
 		return fmt.Errorf("public_url: %q is not a URL such as https://mcp.example.com", h.PublicURL)
 	case !strings.HasPrefix(h.RPCPath, "/"):
 		return fmt.Errorf("rpc_path: %q does not start with a slash", h.RPCPath)
-	case strings.HasPrefix(mcpPrefix, rpcPrefix), strings.HasPrefix(rpcPrefix, mcpPrefix):
+	case strings.HasPrefix(served.mcp, served.rpc), strings.HasPrefix(served.rpc, served.mcp):
 		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
 	case h.Separator == noSeparator && (len(h.Servers) > 1 || len(h.Servers) == 0 && h.shell != nil):
 		return fmt.Errorf("separator: none requires a single server, but there are %d", len(h.Servers))
@@ -304,11 +303,12 @@ func (c *Client) checkRedaction() error {
 	return err
 }
 
-// warn warns of settings that are valid, but probably not intended.
-func (h *Handler) warn() {
-	if h.shell != nil && h.shell.live.running { // already logged when the configuration was loaded
-		h.authInFront = h.shell.authInFront
-		return
+// A warner warns of settings that are valid, but probably not intended.
+type warner struct{ *Handler }
+
+func (h warner) warn() {
+	if h.shell != nil && h.shell.live.running {
+		return // already logged when the configuration was loaded
 	}
 	h.warnIfOpen()
 	h.warnOfNames()
@@ -321,8 +321,21 @@ func (h *Handler) warn() {
 	}
 }
 
+// warnIfOpen warns if other machines can use the gateway without credentials.
+func (h warner) warnIfOpen() {
+	if h.place.site == nil || len(h.auth.providers) > 0 {
+		return
+	}
+	h.place.authInFront = authenticatedInFront(h.place.site.Routes)
+	if open := h.place.publicAddresses(); len(open) > 0 && !h.place.authInFront && !h.AllowUnauthenticated {
+		h.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
+			"add auth or client tokens, bind 127.0.0.1, or allow it with auth none",
+			zap.String("gateway", h.Name), zap.Strings("listen", open))
+	}
+}
+
 // warnOfNames warns of tool names that model APIs refuse.
-func (h *Handler) warnOfNames() {
+func (h warner) warnOfNames() {
 	if h.Separator == noSeparator {
 		return
 	}
@@ -343,7 +356,7 @@ func (h *Handler) warnOfNames() {
 }
 
 // warnOfRoutes warns of notification routes to servers that do not exist yet.
-func (h *Handler) warnOfRoutes() {
+func (h warner) warnOfRoutes() {
 	for _, route := range h.NotificationRoutes {
 		for _, name := range route.Servers {
 			if h.names().find(name) == nil {
@@ -354,15 +367,15 @@ func (h *Handler) warnOfRoutes() {
 }
 
 // warnOfSite warns of settings of the site that keep the gateway from working.
-func (h *Handler) warnOfSite() {
-	if h.site == nil {
+func (h warner) warnOfSite() {
+	if h.place.site == nil {
 		return
 	}
-	if h.usesCertificates() && !slices.ContainsFunc(h.site.TLSConnPolicies, asksForCertificate) {
+	if h.auth.acceptsCertificate() && !slices.ContainsFunc(h.place.site.TLSConnPolicies, asksForCertificate) {
 		h.logger.Warn("auth mtls cannot identify clients: the site does not request client certificates; " +
 			"set client_auth in tls")
 	}
-	routes := h.site.Routes
+	routes := h.place.site.Routes
 	for _, module := range h.ctx.Modules() {
 		if subroute, ok := module.(*caddyhttp.Subroute); ok {
 			routes = subroute.Routes
@@ -380,7 +393,7 @@ func (h *Handler) warnOfSite() {
 }
 
 // gatewaysInFront returns the gateways in front of this one in the same route.
-func (h *Handler) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
+func (h warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
 	for _, raw := range route {
 		var config struct {
 			Kind string `json:"handler"`
@@ -392,7 +405,7 @@ func (h *Handler) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp
 			return gateways
 		default:
 			config.setDefaults()
-			config.mcpPrefix = pathPrefix(config.MCPPath)
+			config.paths = newPaths(config.MCPPath, config.RPCPath)
 			gateways = append(gateways, &config.Handler)
 		}
 	}
@@ -400,11 +413,11 @@ func (h *Handler) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp
 }
 
 // warnOfHandlers warns of handlers in front that prevent requests from reaching the gateway.
-func (h *Handler) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
+func (h warner) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
 	for _, handler := range inFront {
 		switch handler := handler.(type) {
 		case *Handler:
-			if handler.mcpPrefix == h.mcpPrefix {
+			if handler.paths.mcp == h.paths.mcp {
 				h.logger.Warn("another mcp_gateway in front of this one has the same mcp_path: this one gets no requests",
 					zap.String("mcp_path", h.MCPPath))
 			}
@@ -416,14 +429,6 @@ func (h *Handler) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
 			}
 		}
 	}
-}
-
-// usesCertificates reports whether auth mtls is configured.
-func (h *Handler) usesCertificates() bool {
-	return slices.ContainsFunc(h.auth.providers, func(p auth.Provider) bool {
-		_, ok := p.(*auth.MTLS)
-		return ok
-	})
 }
 
 func asksForCertificate(policy *caddytls.ConnectionPolicy) bool {

@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -19,12 +17,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
@@ -301,18 +297,13 @@ type Handler struct {
 
 	placeholders *placeholderNames // used by the routes of servers
 
-	mcpPrefix, rpcPrefix string // escaped path prefixes, with a trailing slash
-	generation           any    // identifies the Caddy configuration; equal for all its gateways
-	rawConfig            []byte // the configuration as JSON, without defaults
+	paths      paths
+	generation any    // identifies the Caddy configuration; equal for all its gateways
+	rawConfig  []byte // the configuration as JSON, without defaults
 
-	reauthenticate    context.Context // see [gateway.Config]
-	endReauthenticate context.CancelFunc
-	exiting           context.Context // done when Caddy exits
-	exit              context.CancelFunc
-
-	site            *caddyhttp.Server // the site of the handler; nil if loaded on its own
-	authInFront     bool              // a handler in front authenticates clients
-	announcementKey string            // key in announcements; empty until announced
+	lifetime  lifetime
+	place     *placement
+	announcer announcer
 
 	live  *liveGateway // runs the gateway if servers_from is set; otherwise nil
 	shell *Handler     // the handler whose live loaded this one; otherwise nil
@@ -341,27 +332,34 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.auditLogger = h.logger.Named("audit")
 	h.rawConfig = caddyconfig.JSON(h, nil)
-	h.findShell(ctx)
-	h.openLifetime()
+	h.lifetime = newLifetime()
+	h.place = &placement{handler: h, publicURL: h.PublicURL}
+	h.place.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if info, ok := shellOf(ctx); ok {
+		h.shell, h.lifetime, h.place = info.shell, info.shell.lifetime, info.shell.place
+		info.setFiles(h.Servers)
+	}
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
 	}
 	h.generation = app // one per configuration
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
-	h.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	h.pins = pinStore{ctx: ctx, logger: h.logger, enabled: h.PinTools}
-	// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and emit
-	// events.
-	if err := h.subscribe(); err != nil {
-		return err
+	if h.shell == nil {
+		// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and emit
+		// events.
+		if err := (lifecycle{h}).subscribe(); err != nil {
+			return err
+		}
 	}
 	if err := telemetry.Register(ctx, requests, durations, denials, redactions, invalidTools, toolChanges,
 		loginCount, tokenRequests, fileLoads, mcpstdio.Healthy()); err != nil {
 		return err
 	}
 	if len(h.ServersFrom) > 0 {
-		return h.provisionLive(ctx)
+		h.live = &liveGateway{shell: h, ctx: ctx}
+		return h.live.open()
 	}
 	if h.store, err = mcpstore.Open(ctx); err != nil {
 		return err
@@ -373,7 +371,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.claimSharedKey(); err != nil {
 		return err
 	}
-	h.mcpPrefix, h.rpcPrefix = pathPrefix(h.MCPPath), pathPrefix(h.RPCPath)
+	h.paths = newPaths(h.MCPPath, h.RPCPath)
 	h.byName = make(map[string]*Server)
 	if err := h.openPages(); err != nil {
 		return fmt.Errorf("oauth: %w", err)
@@ -396,9 +394,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 			h.byName[name] = s
 		}
 	}
-	if err := h.loadProviders(ctx); err != nil {
+	if err := h.auth.load(ctx, h); err != nil {
 		return fmt.Errorf("auth: %w", err)
 	}
+	h.paths.login, h.paths.metadata = h.pages != nil, h.auth.describer() != nil
 	h.openRecords()
 	if err := h.openStreams(); err != nil {
 		return err
@@ -412,37 +411,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// openLifetime creates the contexts that last as long as the configuration.
-func (h *Handler) openLifetime() {
-	if s := h.shell; s != nil {
-		h.exiting, h.exit, h.reauthenticate, h.endReauthenticate = s.exiting, s.exit, s.reauthenticate, s.endReauthenticate
-		return
-	}
-	h.exiting, h.exit = context.WithCancel(context.Background())
-	h.reauthenticate, h.endReauthenticate = context.WithCancel(context.Background())
-}
-
-// subscribe subscribes to the start and stop events of the configuration. A shell forwards them to
-// its handler.
-func (h *Handler) subscribe() error {
-	if h.shell != nil {
-		return nil
-	}
-	for _, event := range []string{"started", "stopping"} {
-		if err := h.events.On(event, lifecycle{h}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // shortestInterval is the minimum of health_interval.
 const shortestInterval = 100 * time.Millisecond
-
-// pathPrefix returns the prefix of all escaped paths below a path.
-func pathPrefix(path string) string {
-	return strings.TrimSuffix((&url.URL{Path: path}).EscapedPath(), "/") + "/"
-}
 
 // Validate ensures that the configuration makes sense.
 func (h *Handler) Validate() error {
@@ -475,13 +445,39 @@ func (h *Handler) Validate() error {
 			return fmt.Errorf("notification_routes: %w", err)
 		}
 	}
-	h.warn()
+	warner{h}.warn()
 	return nil
+}
+
+// A lifetime has the contexts that last as long as the configuration. A shell and its handlers share
+// it.
+type lifetime struct {
+	reauthenticate    context.Context // see [gateway.Config]
+	endReauthenticate context.CancelFunc
+	exiting           context.Context // done when Caddy exits
+	exit              context.CancelFunc
+}
+
+func newLifetime() (l lifetime) {
+	l.exiting, l.exit = context.WithCancel(context.Background())
+	l.reauthenticate, l.endReauthenticate = context.WithCancel(context.Background())
+	return l
 }
 
 // A lifecycle handles the events of the configuration. It is a type of its own because Caddy logs
 // event handlers, and Handler contains secrets.
 type lifecycle struct{ handler *Handler }
+
+// subscribe subscribes to the start and stop of the configuration. A shell passes them on to its
+// handler.
+func (l lifecycle) subscribe() error {
+	for _, event := range []string{"started", "stopping"} {
+		if err := l.handler.events.On(event, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Handle runs when the configuration has started or is stopping. If Caddy exits, it ends the
 // streams on which clients listen, because Caddy waits for all requests, and these would never end.
@@ -492,7 +488,7 @@ func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 	case event.Name() == "started":
 		h.start()
 	case caddy.Exiting():
-		h.exit()
+		h.lifetime.exit()
 	}
 	return nil
 }
@@ -513,7 +509,7 @@ func (h *Handler) start() {
 	if forOneCommand {
 		return
 	}
-	h.announce()
+	h.announcer.announce(h)
 	h.startServers()
 	h.startHealth()
 }
@@ -523,14 +519,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.live != nil {
 		return h.live.current.Load().ServeHTTP(w, r, next)
 	}
-	loc, target, resource := h.find(r.URL)
+	loc, target, resource := h.paths.find(r.URL)
 	switch loc {
 	case otherPath:
 		return h.serveNext(w, r, next)
 	case probe:
 		return h.serveReadiness(w, r)
 	case metadata:
-		return h.serveMetadata(w, r, resource)
+		return h.auth.serveMetadata(w, r, resource)
 	case loginPages:
 		return h.servePages(w, r)
 	}
@@ -560,10 +556,10 @@ func (h *Handler) Cleanup() error {
 		return nil
 	}
 	if h.currentSibling() == nil && !caddy.Exiting() {
-		h.endReauthenticate()
+		h.lifetime.endReauthenticate()
 	}
 	registry.remove(h)
-	h.stopAnnouncing()
+	h.announcer.stop()
 	h.stopStarting()
 	h.stopHealth()
 	h.closeRecords()
@@ -584,54 +580,6 @@ func (h *Handler) Cleanup() error {
 		}
 	}
 	return errors.Join(err, h.closeGateway(), h.store.Release())
-}
-
-// A location is what the gateway serves at a path.
-type location uint8
-
-const (
-	otherPath  location = iota // not served here: the next handler
-	endpoint                   // MCP or JSON-RPC
-	probe                      // readiness
-	metadata                   // OAuth metadata: how clients authenticate
-	loginPages                 // pages where people log in to servers
-)
-
-// find returns what is served at a path: for an endpoint also the endpoint, for metadata also the
-// path of the resource.
-func (h *Handler) find(u *url.URL) (loc location, target inbound.Endpoint, resource string) {
-	path := u.EscapedPath()
-	if path == h.mcpPrefix || path == strings.TrimSuffix(h.mcpPrefix, "/") {
-		return endpoint, inbound.Endpoint{Kind: upstream.Aggregate}, ""
-	}
-	if rest, ok := strings.CutPrefix(path, h.mcpPrefix); ok {
-		if h.pages != nil && strings.HasPrefix(rest, login.Segment+"/") {
-			return loginPages, inbound.Endpoint{}, ""
-		}
-		rest = strings.TrimSuffix(rest, "/")
-		if rest == healthSegment {
-			return probe, inbound.Endpoint{}, ""
-		}
-		return serverEndpoint(upstream.Single, rest)
-	}
-	if rest, ok := strings.CutPrefix(path, h.rpcPrefix); ok {
-		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
-			return serverEndpoint(upstream.RPC, name)
-		}
-	}
-	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
-		return h.metadataLocation(resource)
-	}
-	return otherPath, inbound.Endpoint{}, ""
-}
-
-// serverEndpoint returns the endpoint of a server. Its name must be a single path segment.
-func serverEndpoint(kind upstream.EndpointKind, escaped string) (location, inbound.Endpoint, string) {
-	name, err := url.PathUnescape(escaped)
-	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return otherPath, inbound.Endpoint{}, ""
-	}
-	return endpoint, inbound.Endpoint{Kind: kind, Server: name}, ""
 }
 
 // Interface guards

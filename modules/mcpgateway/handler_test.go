@@ -157,7 +157,7 @@ func TestFind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at, to, _ := h.find(u); at != tt.at || to != tt.to {
+		if at, to, _ := h.paths.find(u); at != tt.at || to != tt.to {
 			t.Errorf("%s: got %d %+v, want %d %+v", tt.path, at, to, tt.at, tt.to)
 		}
 	}

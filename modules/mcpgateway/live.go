@@ -36,7 +36,7 @@ import (
 type liveGateway struct {
 	shell  *Handler
 	ctx    caddy.Context
-	config []byte // configuration of the shell
+	config []byte // configuration of the shell, without defaults
 
 	current        atomic.Pointer[Handler]
 	end            context.CancelFunc // ends current; nil if there is none
@@ -56,28 +56,21 @@ type liveGateway struct {
 // on network file systems and behind symbolic links.
 const pollInterval = time.Second
 
-// provisionLive sets up a gateway with servers_from.
-func (h *Handler) provisionLive(ctx caddy.Context) error {
-	config, err := json.Marshal(h)
-	if err != nil {
+// open reads the files for the first time. A missing file is not an error: it may appear later.
+func (l *liveGateway) open() (err error) {
+	if l.config, err = json.Marshal(l.shell); err != nil {
 		return err
 	}
-	h.live = &liveGateway{shell: h, ctx: ctx, config: config}
-	for _, name := range h.ServersFrom {
+	for _, name := range l.shell.ServersFrom {
 		path, err := filePath(name)
 		if err != nil {
 			return fmt.Errorf("servers_from: %q: %w", name, err)
 		}
-		if slices.ContainsFunc(h.live.files, func(f *watchedFile) bool { return f.path == path }) {
+		if slices.ContainsFunc(l.files, func(f *watchedFile) bool { return f.path == path }) {
 			return fmt.Errorf("servers_from: %s is given twice", path)
 		}
-		h.live.files = append(h.live.files, &watchedFile{path: path})
+		l.files = append(l.files, &watchedFile{path: path})
 	}
-	return h.live.open()
-}
-
-// open reads the files for the first time. A missing file is not an error: it may appear later.
-func (l *liveGateway) open() error {
 	for _, f := range l.files {
 		f.read()
 		switch {
@@ -273,17 +266,18 @@ type shellInfo struct {
 	from  map[string]string // files of servers, by server name
 }
 
-// findShell sets the shell if a liveGateway loads the handler. A gateway inside the routes of a
-// server has the same context, but is not the first module in it.
-func (h *Handler) findShell(ctx caddy.Context) {
-	info, ok := ctx.Value(shellKey{}).(shellInfo)
-	if !ok || len(ctx.Modules()) != 1 {
-		return
-	}
-	h.shell = info.shell
-	for _, s := range h.Servers {
+// shellOf returns the shell of a handler, if a liveGateway loads it in ctx. A gateway inside the
+// routes of a server has the same context, but is not the first module in it.
+func shellOf(ctx caddy.Context) (info shellInfo, ok bool) {
+	info, ok = ctx.Value(shellKey{}).(shellInfo)
+	return info, ok && len(ctx.Modules()) == 1
+}
+
+// setFiles sets the files of servers.
+func (i shellInfo) setFiles(servers []*Server) {
+	for _, s := range servers {
 		if s != nil {
-			s.file = info.from[s.Name]
+			s.file = i.from[s.Name]
 		}
 	}
 }
@@ -458,14 +452,11 @@ func (h *Handler) AllServers() ([]*Server, error) {
 	return all, nil
 }
 
-// fileStatuses returns the state of the files in servers_from.
-func (h *Handler) fileStatuses() (all []adminapi.FileStatus) {
-	if h.shell == nil {
-		return nil
-	}
-	l := h.shell.live
+// statuses returns the state of the files.
+func (l *liveGateway) statuses() (all []adminapi.FileStatus) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	h := l.current.Load()
 	for _, f := range l.files {
 		status := adminapi.FileStatus{
 			Gateway: h.Name, Path: h.MCPPath, File: f.path,

@@ -181,7 +181,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 				!strings.Contains(fmt.Sprint(errors[0].ContextMap()), l.file) {
 				t.Errorf("logged %v", errors)
 			}
-			status := before.fileStatuses()
+			status := l.live.statuses()
 			if len(status) != 1 || !strings.Contains(status[0].Error, tt.want) {
 				t.Errorf("status %+v", status)
 			}
@@ -195,7 +195,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 			}
 			l.change(fileOf("b", "127.0.0.1:1"))
 			l.has("own", "b")
-			if status := l.live.current.Load().fileStatuses(); status[0].Error != "" {
+			if status := l.live.statuses(); status[0].Error != "" {
 				t.Errorf("status %+v", status)
 			}
 
@@ -237,7 +237,7 @@ func TestMissingFilesOfServers(t *testing.T) {
 	for range 2 {
 		l.live.poll()
 	}
-	if got := l.live.current.Load().fileStatuses()[0].Error; !strings.HasSuffix(got, "mcp.json: not a regular file") {
+	if got := l.live.statuses()[0].Error; !strings.HasSuffix(got, "mcp.json: not a regular file") {
 		t.Errorf("a folder: %q", got)
 	}
 }
@@ -358,7 +358,7 @@ func TestCallsDuringChangesOfFiles(t *testing.T) {
 	}
 	for i := range 20 {
 		for before := calls.Load(); calls.Load() < before+4 && !t.Failed(); {
-			l.live.current.Load().fileStatuses()
+			l.live.statuses()
 		}
 		l.change(fileOf("a", server.address, fmt.Sprint("b", i), server.address))
 		l.has("a", fmt.Sprint("b", i))

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
@@ -46,9 +45,9 @@ func (h *Handler) openPages() error {
 	}
 	h.pages = login.NewPages(login.Pages{
 		Gateway:    h.loginScope(),
-		Path:       h.mcpPrefix + login.Segment,
+		Path:       h.paths.below(login.Segment),
 		Logger:     h.logger,
-		Base:       h.base,
+		Base:       h.place.base,
 		Published:  h.PublicURL != "",
 		IsLocal:    isLocal,
 		User:       func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
@@ -188,31 +187,4 @@ func isOrigin(text string) bool {
 		return false
 	}
 	return strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
-}
-
-// base returns the scheme and host of the gateway: those of public_url, else those of the client's
-// request, else those for a browser on this machine.
-func (h *Handler) base(r *http.Request) string {
-	switch {
-	case h.PublicURL != "":
-		return strings.TrimSuffix(h.PublicURL, "/")
-	case r == nil:
-		return h.localBase()
-	case r.TLS != nil:
-		return "https://" + r.Host
-	}
-	return "http://" + r.Host
-}
-
-// localBase returns the URL of the site on this machine.
-func (h *Handler) localBase() string {
-	if h.site != nil {
-		for _, listen := range h.site.Listen {
-			address, err := caddy.ParseNetworkAddress(listen)
-			if err == nil && !address.IsUnixNetwork() && address.StartPort != 0 {
-				return siteURL(h.site, "localhost", address.StartPort)
-			}
-		}
-	}
-	return "http://localhost"
 }

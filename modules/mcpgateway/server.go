@@ -354,7 +354,7 @@ func (h *Handler) startServers() {
 	if h.starter != nil {
 		return
 	}
-	ctx, cancel := context.WithCancel(h.exiting)
+	ctx, cancel := context.WithCancel(h.lifetime.exiting)
 	h.starter = &starter{cancel: cancel, slots: make(chan struct{}, maxStarting)}
 	for _, s := range h.Servers {
 		if s.Start != startEager {
@@ -478,7 +478,7 @@ func (h *Handler) openStreams() error {
 			return err
 		}
 		s.streams, s.streamsKey = value.(*streamScope), key
-		s.cancelExitHook = context.AfterFunc(h.exiting, s.streams.end)
+		s.cancelExitHook = context.AfterFunc(h.lifetime.exiting, s.streams.end)
 	}
 	return nil
 }
