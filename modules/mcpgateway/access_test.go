@@ -945,11 +945,11 @@ func TestStreamsEndWithTheirServers(t *testing.T) { // A30, A60
 				adaptGateway(t, config)
 			}
 			for _, s := range slices.Concat(h.Servers, sibling.Servers) {
-				_ = s.closeStreams()
+				_ = s.streams.close()
 			}
 			var ended []string
 			for _, s := range h.Servers {
-				if s.streams.Err() != nil {
+				if s.streams.scope.Err() != nil {
 					ended = append(ended, s.Name)
 				}
 			}
@@ -974,7 +974,7 @@ func TestRequestsOfEndedStreamsReturn(t *testing.T) { // A60
 		servePartial(h, streamRequest(t, "/mcp/a"))
 	}()
 	receive(t, "the stream", hung)
-	h.Servers[0].streams.end()
+	h.Servers[0].streams.scope.end()
 	receive(t, "its end", ended)
 }
 

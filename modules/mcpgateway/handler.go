@@ -17,11 +17,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
@@ -283,17 +280,13 @@ type Handler struct {
 	auth    authenticator
 	pins    pinStore
 	byName  map[string]*Server // by name and alias
-	pages   *login.Pages       // nil if no server has oauth
+	logins  *logins            // nil if no server has oauth
 
-	loginStore oauth.Store     // encrypted logins
-	logins     *replicas.Space // shared by all replicas; nil without mcp_store
-	stopLogins func()          // stops following logins of other replicas; nil without mcp_store
-
-	retained *gateway.Retained // state kept over reloads, except clients
-	stateKey string            // key of the gateway's clients in states
-	store    *mcpstore.Store   // shared by replicas; nil without mcp_store
-
-	templates *sharedTemplates // nil without mcp_store
+	retained    *gateway.Retained // state kept over reloads, except clients
+	retainedKey string            // in retainedPool
+	stateKey    string            // key of the gateway's clients in states
+	store       *mcpstore.Store   // shared by replicas; nil without mcp_store
+	templates   *hostedTemplates
 
 	placeholders *placeholderNames // used by the routes of servers
 
@@ -308,9 +301,7 @@ type Handler struct {
 	live  *liveGateway // runs the gateway if servers_from is set; otherwise nil
 	shell *Handler     // the handler whose live loaded this one; otherwise nil
 
-	recordKeys []string // keys of the servers' records in healthRecords
-
-	health  *healthChecker // nil unless health_interval is set
+	health  *healthChecker // nil until the configuration runs
 	starter *starter       // nil until the configuration runs
 	events  *caddyevents.App
 	ctx     caddy.Context
@@ -365,7 +356,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if h.store != nil {
-		h.pins.shared, h.pins.storeID = h.store.Space("pins"), h.storeID()
+		h.pins.shared, h.pins.storeID = h.store.Space("pins"), storeID(h.store)
 	}
 	h.setDefaults()
 	if err := h.claimSharedKey(); err != nil {
@@ -373,7 +364,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.paths = newPaths(h.MCPPath, h.RPCPath)
 	h.byName = make(map[string]*Server)
-	if err := h.openPages(); err != nil {
+	if h.logins, err = newLogins(h); err != nil {
 		return fmt.Errorf("oauth: %w", err)
 	}
 	for i, s := range h.Servers {
@@ -397,17 +388,22 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.auth.load(ctx, h); err != nil {
 		return fmt.Errorf("auth: %w", err)
 	}
-	h.paths.login, h.paths.metadata = h.pages != nil, h.auth.describer() != nil
-	h.openRecords()
-	if err := h.openStreams(); err != nil {
-		return err
+	h.paths.login, h.paths.metadata = h.logins != nil, h.auth.describer() != nil
+	admits := h.sharedKey() + "\x00" + h.auth.fingerprint + "\x00" + digest(h.Clients) + "\x00"
+	for _, s := range h.Servers {
+		s.health.open(h.Name, s)
+		if err := s.streams.open(admits+s.id, h.lifetime.exiting); err != nil {
+			return err
+		}
 	}
 	if err := h.newGateway(); err != nil {
 		return err
 	}
 	h.pins.follow(h.Servers, h.gateway.RefreshLocal) // other replicas follow the pins themselves
-	h.followTemplates()
-	h.followLogins()
+	h.templates = newHostedTemplates(h)
+	if h.logins != nil {
+		h.logins.follow(h.gateway)
+	}
 	return nil
 }
 
@@ -499,19 +495,23 @@ func (h *Handler) start() {
 		h.live.start()
 		return
 	}
-	h.register()
+	registry.add(h)
 	for _, s := range h.Servers {
 		s.answerChildren()
 		if h.store != nil {
 			s.watchChildren(h.gateway)
 		}
 	}
-	if forOneCommand {
+	if forOneCommand || h.starter != nil {
 		return
 	}
 	h.announcer.announce(h)
-	h.startServers()
-	h.startHealth()
+	h.starter = &starter{gateway: h.gateway, timeout: time.Duration(h.JoinTimeout), logger: h.logger}
+	h.starter.start(h.lifetime.exiting, h.Servers, h.reloadKey())
+	h.health = &healthChecker{
+		interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout), logger: h.logger,
+	}
+	h.health.start(h.Servers)
 }
 
 // ServeHTTP serves the endpoints of the gateway and forwards all other requests to next.
@@ -528,9 +528,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	case metadata:
 		return h.auth.serveMetadata(w, r, resource)
 	case loginPages:
-		return h.servePages(w, r)
+		return h.logins.serve(w, r, h.originPolicy())
 	}
-	r = h.withSubject(r)
+	r = h.logins.withSubject(r)
 	peer := peerOf(r)
 	if target.Kind == upstream.Aggregate {
 		// Side requests get the values that the request has now, before routes change them.
@@ -560,17 +560,21 @@ func (h *Handler) Cleanup() error {
 	}
 	registry.remove(h)
 	h.announcer.stop()
-	h.stopStarting()
-	h.stopHealth()
-	h.closeRecords()
+	h.starter.stop()
+	h.health.stop()
+	for _, s := range h.Servers {
+		if s != nil {
+			s.health.close()
+		}
+	}
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send side requests
 		h.gateway.WaitForSideRequests()
 	}
 	if h.templates != nil {
-		h.templates.stop()
+		h.templates.close()
 	}
-	if h.stopLogins != nil {
-		h.stopLogins()
+	if h.logins != nil {
+		h.logins.close()
 	}
 	h.pins.flush(h.Servers)
 	var err error

@@ -26,37 +26,32 @@ type healthChecker struct {
 	interval, timeout time.Duration
 	logger            *zap.Logger
 
-	cancel  context.CancelFunc
+	cancel  context.CancelFunc // nil unless running
 	running sync.WaitGroup
 }
 
-// startHealth starts to check all servers periodically. It is called when the configuration has
-// started, because validation must not dial.
-func (h *Handler) startHealth() {
-	if h.HealthInterval <= 0 || h.health != nil {
+// start starts to check servers periodically, if an interval is set. It is called when the
+// configuration has started, because validation must not dial.
+func (h *healthChecker) start(servers []*Server) {
+	if h.interval <= 0 || h.cancel != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.health = &healthChecker{
-		interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout),
-		logger: h.logger, cancel: cancel,
-	}
-	h.openRecords()
-	checks := h.health
-	for _, s := range h.Servers {
+	h.cancel = cancel
+	for _, s := range servers {
 		record := s.health.Load()
-		h.health.running.Go(func() { checks.watch(ctx, s, record) })
+		h.running.Go(func() { h.watch(ctx, s, record) })
 	}
 }
 
-// stopHealth stops the health checks and waits for them.
-func (h *Handler) stopHealth() {
-	if h.health == nil {
+// stop stops the health checks and waits for them. h may be nil.
+func (h *healthChecker) stop() {
+	if h == nil || h.cancel == nil {
 		return
 	}
-	h.health.cancel()
-	h.health.running.Wait()
-	h.health = nil
+	h.cancel()
+	h.running.Wait()
+	h.cancel = nil
 }
 
 // watch checks a server until ctx is done: first soon, then at every interval. A jitter of 10%
@@ -271,7 +266,7 @@ func (h *Handler) serveReadiness(w http.ResponseWriter, r *http.Request) error {
 // must not start it.
 func (s *Server) readiness() (word string, up bool) {
 	if len(s.upstreams.children) > 0 {
-		return s.childrenReadiness()
+		return s.upstreams.childrenReadiness()
 	}
 	switch state := s.healthState(); {
 	case !state.Known:
@@ -285,9 +280,9 @@ func (s *Server) readiness() (word string, up bool) {
 
 // childrenReadiness is readiness for a server with child processes. It is up if one of them runs.
 // Processes of single sessions do not count.
-func (s *Server) childrenReadiness() (word string, up bool) {
+func (u *upstreams) childrenReadiness() (word string, up bool) {
 	word, up = string(stdio.Idle), true
-	for _, child := range s.upstreams.children {
+	for _, child := range u.children {
 		for _, status := range child.transport.Status(child.host) {
 			switch {
 			case status.Session, status.State == stdio.Idle:

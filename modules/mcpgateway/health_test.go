@@ -31,7 +31,7 @@ import (
 func serverWith(name string, handler caddyhttp.HandlerFunc) *Server {
 	target, _ := url.Parse("/rpc?x=1")
 	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool),
-		pins: new(serverPins), streams: new(streamScope)}
+		pins: new(serverPins), streams: serverStreams{scope: new(streamScope)}}
 	s.config()
 	return s
 }
@@ -134,13 +134,30 @@ func TestPingRequest(t *testing.T) { // A36
 	}
 }
 
-// watchedGateway returns a gateway that checks its servers every 30 seconds, and its log.
-func watchedGateway(servers ...*Server) (*Handler, *observer.ObservedLogs) {
+// A watchedGateway checks its servers every 30 seconds.
+type watchedGateway struct {
+	healthChecker
+	servers []*Server
+}
+
+// newWatchedGateway returns a gateway and its log.
+func newWatchedGateway(servers ...*Server) (*watchedGateway, *observer.ObservedLogs) {
 	core, logs := observer.New(zap.DebugLevel)
-	return &Handler{
-		HealthInterval: caddy.Duration(30 * time.Second), HealthTimeout: caddy.Duration(5 * time.Second),
-		Servers: servers, logger: zap.New(core),
+	for _, s := range servers {
+		s.health.open("", s)
+	}
+	return &watchedGateway{
+		healthChecker: healthChecker{interval: 30 * time.Second, timeout: 5 * time.Second, logger: zap.New(core)},
+		servers:       servers,
 	}, logs
+}
+
+func (g *watchedGateway) startHealth() { g.start(g.servers) }
+
+func (g *watchedGateway) closeRecords() {
+	for _, s := range g.servers {
+		s.health.close()
+	}
 }
 
 // healthyGauge returns the gauge of a server, or -1 if it is not set.
@@ -178,7 +195,7 @@ func TestHealthChecks(t *testing.T) { // A36, A52
 			}
 			return nil
 		})
-		h, logs := watchedGateway(s)
+		h, logs := newWatchedGateway(s)
 		if state := s.healthState(); state.name() != "unknown" {
 			t.Errorf("before the first check: state %s", state.name())
 		}
@@ -224,26 +241,27 @@ func TestHealthChecks(t *testing.T) { // A36, A52
 		if logs.FilterMessage("MCP server is available again").FilterLevelExact(zap.InfoLevel).Len() != 1 || logs.Len() != 1 {
 			t.Errorf("logged %v", logs.All())
 		}
-		h.stopHealth()
+		h.stop()
 		h.closeRecords()
 		if got := healthyGauge(t, "tried"); got != -1 {
 			t.Errorf("gauge %v of a removed server", got)
 		}
-		h.stopHealth() // has no effect
+		h.stop() // has no effect
 		h.closeRecords()
 	})
 }
 
 func TestHealthChecksOff(t *testing.T) { // A36
 	synctest.Test(t, func(t *testing.T) {
-		h, _ := watchedGateway(serverWith("a", func(http.ResponseWriter, *http.Request) error {
+		h, _ := newWatchedGateway(serverWith("a", func(http.ResponseWriter, *http.Request) error {
 			t.Error("the server was checked")
 			return nil
 		}))
-		h.HealthInterval = 0
+		h.interval = 0
 		h.startHealth()
 		time.Sleep(time.Hour)
-		h.stopHealth()
+		h.stop()
+		h.closeRecords()
 	})
 }
 
@@ -255,10 +273,10 @@ func TestCanceledHealthCheck(t *testing.T) { // A36
 			<-r.Context().Done()
 			return r.Context().Err()
 		})
-		h, logs := watchedGateway(s)
+		h, logs := newWatchedGateway(s)
 		h.startHealth()
 		<-trying
-		h.stopHealth()
+		h.stop()
 		defer h.closeRecords()
 		if s.healthState().Known || logs.Len() > 0 {
 			t.Error("a canceled check changed the state or the log")
@@ -269,21 +287,21 @@ func TestCanceledHealthCheck(t *testing.T) { // A36
 func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 	synctest.Test(t, func(t *testing.T) {
 		handle := func(w http.ResponseWriter, r *http.Request) error { return errors.New("down") }
-		before, _ := watchedGateway(serverWith("a", handle))
-		after, logs := watchedGateway(serverWith("a", handle), serverWith("b", handle))
+		before, _ := newWatchedGateway(serverWith("a", handle))
+		after, logs := newWatchedGateway(serverWith("a", handle), serverWith("b", handle))
 		before.startHealth()
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		after.startHealth()
-		before.stopHealth()
+		before.stop()
 		before.closeRecords()
-		a, b := after.Servers[0].healthState(), after.Servers[1].healthState()
+		a, b := after.servers[0].healthState(), after.servers[1].healthState()
 		if a.name() != "unhealthy" || b.Known {
 			t.Errorf("a: %+v, b: %+v", a, b)
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if again := after.Servers[0].healthState(); again.Since != a.Since || again.Failures <= a.Failures {
+		if again := after.servers[0].healthState(); again.Since != a.Since || again.Failures <= a.Failures {
 			t.Errorf("before %+v, after %+v", a, again)
 		}
 		for _, line := range logs.All() {
@@ -291,7 +309,7 @@ func TestHealthOutlivesReloads(t *testing.T) { // A36, A60
 				t.Errorf("logged %v", line)
 			}
 		}
-		after.stopHealth()
+		after.stop()
 		after.closeRecords()
 	})
 }
@@ -307,14 +325,14 @@ func TestOneHealthCheckAtATime(t *testing.T) { // A36
 			<-r.Context().Done()
 			return r.Context().Err()
 		}
-		before, _ := watchedGateway(serverWith("a", handle))
-		after, _ := watchedGateway(serverWith("a", handle))
-		before.HealthTimeout, after.HealthTimeout = caddy.Duration(time.Minute), caddy.Duration(time.Minute)
+		before, _ := newWatchedGateway(serverWith("a", handle))
+		after, _ := newWatchedGateway(serverWith("a", handle))
+		before.timeout, after.timeout = time.Minute, time.Minute
 		before.startHealth()
 		after.startHealth()
 		time.Sleep(10 * time.Minute)
-		before.stopHealth()
-		after.stopHealth()
+		before.stop()
+		after.stop()
 		before.closeRecords()
 		after.closeRecords()
 	})

@@ -189,7 +189,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 				t.Error("the handler was replaced")
 			}
 			for _, s := range before.Servers {
-				if s.streams.Err() != nil {
+				if s.streams.scope.Err() != nil {
 					t.Errorf("the streams of %s ended", s.Name)
 				}
 			}
@@ -373,14 +373,14 @@ func TestStreamsAfterChangesOfFiles(t *testing.T) {
 	first := l.live.current.Load().Servers
 	l.change(fileOf("a", "127.0.0.1:1"))
 	l.change(fileOf("a", "127.0.0.1:1", "c", "127.0.0.1:1"))
-	if a := l.live.current.Load().Servers[0]; a.streams != first[0].streams || a.streams.Err() != nil {
+	if a := l.live.current.Load().Servers[0]; a.streams.scope != first[0].streams.scope || a.streams.scope.Err() != nil {
 		t.Error("the streams of a kept server ended")
 	}
-	if first[1].streams.Err() == nil {
+	if first[1].streams.scope.Err() == nil {
 		t.Error("the streams of a removed server did not end")
 	}
 	l.change(`{"mcpServers":{}}`)
-	if first[0].streams.Err() == nil {
+	if first[0].streams.scope.Err() == nil {
 		t.Error("the streams of a removed server did not end")
 	}
 }

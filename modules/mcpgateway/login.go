@@ -15,8 +15,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
@@ -25,33 +27,46 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// openPages sets up the login pages if a server has oauth.
-func (h *Handler) openPages() error {
+// logins are the logins of a gateway to its servers with oauth.
+type logins struct {
+	scope     string // equal for all gateways that share logins, also on other replicas
+	pages     *login.Pages
+	store     oauth.Store     // encrypted
+	shared    *replicas.Space // shared by all replicas; nil without mcp_store
+	stop      func()          // stops following logins of other replicas; nil without mcp_store
+	exchanges bool            // a server gets tokens in exchange for those of clients
+}
+
+// newLogins returns the logins of a gateway, or nil if no server has oauth.
+func newLogins(h *Handler) (*logins, error) {
 	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil }) {
-		return nil
+		return nil, nil
 	}
-	key, err := h.loginKey()
+	key, given, err := sessionKey(h.SessionKey, h.store)
+	if err == nil && !given {
+		key, err = loginKey(h.ctx)
+	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.loginStore = oauth.Encrypted(h.ctx.Storage(), key)
+	l := &logins{scope: h.sharedKey(), store: oauth.Encrypted(h.ctx.Storage(), key)}
 	var claim func(context.Context, string, time.Duration) (bool, error)
 	if h.store != nil {
-		h.logins = h.store.Space("logins")
-		h.loginStore = oauth.Shared(h.logins)
+		l.shared = h.store.Space("logins")
+		l.store = oauth.Shared(l.shared)
 		claim = func(ctx context.Context, state string, ttl time.Duration) (bool, error) {
-			return h.logins.Swap(ctx, state, "used", replicas.Version{}, []byte{}, ttl)
+			return l.shared.Swap(ctx, state, "used", replicas.Version{}, []byte{}, ttl)
 		}
 	}
-	h.pages = login.NewPages(login.Pages{
-		Gateway:    h.loginScope(),
+	l.pages = login.NewPages(login.Pages{
+		Gateway:    l.scope,
 		Path:       h.paths.below(login.Segment),
 		Logger:     h.logger,
 		Base:       h.place.base,
 		Published:  h.PublicURL != "",
 		IsLocal:    isLocal,
 		User:       func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
-		Changed:    h.loginChanged,
+		Changed:    l.changed,
 		ClaimState: claim,
 		Count:      func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
@@ -63,7 +78,7 @@ func (h *Handler) openPages() error {
 			_ = h.byName[server].ping(ctx) // only the challenge of the server matters
 		},
 	}, key)
-	return nil
+	return l, nil
 }
 
 // outcomeOf returns the metric label for err.
@@ -74,21 +89,17 @@ func outcomeOf(err error) string {
 	return "ok"
 }
 
-// loginScope returns a text that is equal for all gateways that share logins, also on other
-// replicas.
-func (h *Handler) loginScope() string { return h.Name + "\x00" + h.MCPPath }
-
-// loginChanged notifies clients that a login has changed. Other handlers may share the login, or
-// have replaced this one.
-func (h *Handler) loginChanged(server, account string, shared bool) {
-	for _, other := range registry.current() {
-		if other.loginScope() == h.loginScope() {
-			other.gateway.LoginChanged(server, account, shared)
+// changed notifies clients that a login has changed. Several handlers may share the login, or a new
+// one may have replaced the one of this login.
+func (l *logins) changed(server, account string, shared bool) {
+	for _, h := range registry.current() {
+		if h.sharedKey() == l.scope {
+			h.gateway.LoginChanged(server, account, shared)
 		}
 	}
-	if h.logins != nil {
-		text, _ := json.Marshal(changedLogin{server, account, shared})            // cannot fail
-		_ = h.logins.Announce(context.Background(), h.loginScope(), string(text)) // replicas also poll
+	if l.shared != nil {
+		text, _ := json.Marshal(changedLogin{server, account, shared})     // cannot fail
+		_ = l.shared.Announce(context.Background(), l.scope, string(text)) // replicas also poll
 	}
 }
 
@@ -98,69 +109,78 @@ type changedLogin struct {
 	Shared          bool
 }
 
-// followLogins notifies clients of logins that change at other replicas.
-func (h *Handler) followLogins() {
-	if h.logins == nil {
+// follow notifies the clients of a gateway of logins that change at other replicas.
+func (l *logins) follow(g *gateway.Gateway) {
+	if l.shared == nil {
 		return
 	}
-	h.stopLogins = h.logins.Follow(h.loginScope(), func(_ context.Context, message string) error {
+	l.stop = l.shared.Follow(l.scope, func(_ context.Context, message string) error {
 		var changed changedLogin
 		if json.Unmarshal([]byte(message), &changed) == nil {
-			h.pages.Reload(changed.Server, changed.Account)
-			h.gateway.LoginChanged(changed.Server, changed.Account, changed.Shared)
+			l.pages.Reload(changed.Server, changed.Account)
+			g.LoginChanged(changed.Server, changed.Account, changed.Shared)
 		}
 		return nil
 	})
 }
 
-// newLogin returns the login to a server.
-func (h *Handler) newLogin(s *Server) (*login.Login, error) {
-	return h.pages.Add(s.Name, s.OAuth, h.loginStore, h.loginFolder(s))
+// close stops following other replicas.
+func (l *logins) close() {
+	if l.stop != nil {
+		l.stop()
+	}
 }
 
-// loginFolder returns the folder of the logins to a server in Caddy's storage.
-func (h *Handler) loginFolder(s *Server) string {
-	return path.Join(loginsFolder, digest([]string{h.loginScope(), s.Name}))
+// add returns the login to a server.
+func (l *logins) add(server string, config *login.Config) (*login.Login, error) {
+	added, err := l.pages.Add(server, config, l.store, l.folder(server))
+	if err != nil {
+		return nil, err
+	}
+	l.exchanges = l.exchanges || added.Exchanges()
+	return added, nil
+}
+
+// folder returns the folder of the logins to a server in Caddy's storage.
+func (l *logins) folder(server string) string {
+	return path.Join(loginsFolder, digest([]string{l.scope, server}))
 }
 
 // loginsFolder is the folder of all logins in Caddy's storage.
 const loginsFolder = "mcp_gateway/oauth"
 
-// loginKey returns the key that encrypts logins: session_key, or a key that is created on first use
+// loginKey returns the key that encrypts logins if no session_key is set. It is created on first use
 // and kept in Caddy's storage.
-func (h *Handler) loginKey() ([]byte, error) {
-	if key, given, err := h.sessionKey(); given || err != nil {
-		return key, err
-	}
-	store, name := h.ctx.Storage(), path.Join(loginsFolder, "key")
-	if err := store.Lock(h.ctx, name); err != nil {
+func loginKey(ctx caddy.Context) ([]byte, error) {
+	store, name := ctx.Storage(), path.Join(loginsFolder, "key")
+	if err := store.Lock(ctx, name); err != nil {
 		return nil, err
 	}
-	defer store.Unlock(h.ctx, name) //nolint:errcheck // it expires
-	key, err := store.Load(h.ctx, name)
+	defer store.Unlock(ctx, name) //nolint:errcheck // it expires
+	key, err := store.Load(ctx, name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		key = seal.NewKey()
-		err = store.Store(h.ctx, name, key)
+		err = store.Store(ctx, name, key)
 	case err == nil && len(key) < setting.ShortestKey:
 		err = fmt.Errorf("key %s in Caddy's storage is too short", name)
 	}
 	return key, err
 }
 
-// servePages serves the login pages.
-func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) error {
-	if failure := h.originPolicy().AdmitHost(r); failure != nil {
+// serve serves the login pages.
+func (l *logins) serve(w http.ResponseWriter, r *http.Request, policy clientrequest.Policy) error {
+	if failure := policy.AdmitHost(r); failure != nil {
 		return caddyhttp.Error(failure.Status, failure)
 	}
-	h.pages.ServeHTTP(w, r)
+	l.pages.ServeHTTP(w, r)
 	return nil
 }
 
 // withSubject adds the bearer token of the client to the context of r, if a server has oauth
-// exchange.
-func (h *Handler) withSubject(r *http.Request) *http.Request {
-	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.login != nil && s.login.Exchanges() }) {
+// exchange. l may be nil.
+func (l *logins) withSubject(r *http.Request) *http.Request {
+	if l == nil || !l.exchanges {
 		return r
 	}
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")

@@ -38,7 +38,7 @@ func loginGateway(t *testing.T, storage, name, mcpPath, server string) *Handler 
 func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	storage := t.TempDir()
 	h := loginGateway(t, storage, "one", "/mcp", "files")
-	if err := h.loginStore.Store(t.Context(), h.loginFolder(h.Servers[0])+"/key", []byte("login")); err != nil {
+	if err := h.logins.store.Store(t.Context(), h.logins.folder("files")+"/key", []byte("login")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -53,7 +53,7 @@ func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	} {
 		t.Run(tt.title, func(t *testing.T) {
 			other := loginGateway(t, storage, tt.name, tt.path, tt.server)
-			_, err := other.loginStore.Load(t.Context(), other.loginFolder(other.Servers[0])+"/key")
+			_, err := other.logins.store.Load(t.Context(), other.logins.folder(tt.server)+"/key")
 			if errors.Is(err, fs.ErrNotExist) == tt.shared {
 				t.Errorf("login of the other gateway: %v", err)
 			}

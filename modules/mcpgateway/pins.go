@@ -25,6 +25,9 @@ import (
 type serverPins struct {
 	toolpin.Pins
 
+	poolKey string // in pinPool
+	key     string // in Caddy's storage and in the shared store
+
 	mu      sync.Mutex
 	loaded  bool                      // the pins in Caddy's storage have been read
 	waiting bool                      // Caddy's storage had no pins, and those of other replicas are unknown
@@ -57,23 +60,27 @@ var pinPool = caddy.NewUsagePool()
 // open acquires the pins of a server.
 func (p *pinStore) open(s *Server) error {
 	key := s.source + "\x00" + p.storeID
-	value, _, err := pinPool.LoadOrNew(key, func() (caddy.Destructor, error) { return new(serverPins), nil })
+	value, _, err := pinPool.LoadOrNew(key, func() (caddy.Destructor, error) {
+		sum := sha256.Sum256([]byte(s.source))
+		name := path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
+		return &serverPins{poolKey: key, key: name}, nil
+	})
 	if err != nil {
 		return err
 	}
-	s.pins, s.pinPoolKey = value.(*serverPins), key
+	s.pins = value.(*serverPins)
 	if p.enabled {
 		p.load(s)
 	}
 	return nil
 }
 
-// closePins releases the pins of the server.
-func (s *Server) closePins() error {
-	if s.pins == nil {
+// release releases the pins of a server. p may be nil.
+func (p *serverPins) release() error {
+	if p == nil {
 		return nil
 	}
-	_, err := pinPool.Delete(s.pinPoolKey)
+	_, err := pinPool.Delete(p.poolKey)
 	return err
 }
 
@@ -85,7 +92,7 @@ func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
 	}
 	p.refresh = refresh
 	for _, s := range servers {
-		p.stopFollowing = append(p.stopFollowing, p.shared.Follow(s.pinsKey(), func(context.Context, string) error {
+		p.stopFollowing = append(p.stopFollowing, p.shared.Follow(s.pins.key, func(context.Context, string) error {
 			return p.sync(s, func() bool { return true })
 		}))
 	}
@@ -113,17 +120,11 @@ func (p *pinStore) flush(servers []*Server) {
 	saving.Wait()
 }
 
-// pinsKey returns the key of the pins in Caddy's storage.
-func (s *Server) pinsKey() string {
-	sum := sha256.Sum256([]byte(s.source))
-	return path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
-}
-
 // load reads the pins from Caddy's storage. They replace pins that were seen while pin_tools was
 // off. If they cannot be read, the gateway still runs, but withholds all tools of the server until
 // an operator accepts them, because any tool may have changed. The stored pins stay until then.
 func (p *pinStore) load(s *Server) {
-	pins, key := s.pins, s.pinsKey()
+	pins, key := s.pins, s.pins.key
 	pins.mu.Lock()
 	defer pins.mu.Unlock()
 	if pins.loaded {
@@ -227,7 +228,7 @@ func (p *pinStore) mergeShared(ctx context.Context, s *Server) error {
 		return nil
 	}
 	news := false
-	changed, err := p.shared.Change(ctx, s.pinsKey(), "", func(value []byte) ([]byte, error) {
+	changed, err := p.shared.Change(ctx, s.pins.key, "", func(value []byte) ([]byte, error) {
 		switch {
 		case value != nil:
 			others, err := s.pins.Merge(value)
@@ -246,7 +247,7 @@ func (p *pinStore) mergeShared(ctx context.Context, s *Server) error {
 		return s.pins.MarshalJSON()
 	})
 	if changed {
-		_ = p.shared.Announce(ctx, s.pinsKey(), "") // replicas also poll
+		_ = p.shared.Announce(ctx, s.pins.key, "") // replicas also poll
 	}
 	if news && p.refresh != nil {
 		p.refresh(s.Name)
@@ -258,10 +259,10 @@ func (p *pinStore) mergeShared(ctx context.Context, s *Server) error {
 func (p *pinStore) saveLocal(ctx context.Context, s *Server) error {
 	text, err := s.pins.MarshalJSON()
 	if err == nil && !s.pins.loaded {
-		err = p.keepBroken(ctx, s.pinsKey())
+		err = p.keepBroken(ctx, s.pins.key)
 	}
 	if err == nil {
-		err = p.ctx.Storage().Store(ctx, s.pinsKey(), text)
+		err = p.ctx.Storage().Store(ctx, s.pins.key, text)
 	}
 	s.pins.loaded = s.pins.loaded || err == nil
 	return err

@@ -259,7 +259,7 @@ func TestBrokenPins(t *testing.T) { // A54
 			h, unload := loadGateway(t, dir, withPins(server.config("broken"), true))
 			tryTool(t, h, "broken")
 			unload()
-			file := filepath.Join(dir, h.Servers[0].pinsKey())
+			file := filepath.Join(dir, h.Servers[0].pins.key)
 			if err := os.WriteFile(file, []byte(broken), 0o600); err != nil {
 				t.Fatal(err)
 			}

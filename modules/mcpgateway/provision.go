@@ -79,7 +79,7 @@ func (h *Handler) setDefaults() {
 
 // newGateway creates the gateway, and acquires its retained state.
 func (h *Handler) newGateway() error {
-	key, resumable, err := h.sessionKey()
+	key, resumable, err := sessionKey(h.SessionKey, h.store)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,9 @@ func (h *Handler) newGateway() error {
 		space = h.store.Space("gateway\x00" + h.sharedKey())
 		allowWhenDown = h.store.AllowWhenDown
 	}
-	retained, _, err := retainedPool.LoadOrNew(h.retainedKey(), func() (caddy.Destructor, error) {
+	// The key includes the shared store, whose state the retained state mirrors.
+	h.retainedKey = h.reloadKey() + "\x00" + storeID(h.store)
+	retained, _, err := retainedPool.LoadOrNew(h.retainedKey, func() (caddy.Destructor, error) {
 		return gateway.NewRetained(space, allowWhenDown), nil
 	})
 	if err != nil {
@@ -150,7 +152,7 @@ func (h *Handler) newGateway() error {
 	h.retained = retained.(*gateway.Retained)
 	sealedBy := sha256.Sum256(key) // clients are found by their sealed session IDs
 	scope := h.sharedKey() + "\x00" + string(sealedBy[:])
-	h.stateKey = scope + h.storeID()
+	h.stateKey = scope + storeID(h.store)
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
 		if h.store == nil {
 			return gateway.NewState(nil), nil
@@ -172,7 +174,7 @@ func (h *Handler) closeGateway() error {
 		_, err = states.Delete(h.stateKey)
 	}
 	if h.retained != nil {
-		_, released := retainedPool.Delete(h.retainedKey())
+		_, released := retainedPool.Delete(h.retainedKey)
 		err = errors.Join(err, released)
 	}
 	return err
@@ -183,16 +185,12 @@ func (h *Handler) closeGateway() error {
 // configuration are one.
 var states = caddy.NewUsagePool()
 
-// retainedKey returns the key in retainedPool. It includes the shared store, whose state it
-// mirrors.
-func (h *Handler) retainedKey() string { return h.reloadKey() + "\x00" + h.storeID() }
-
-// storeID returns the ID of the store that replicas share, or "".
-func (h *Handler) storeID() string {
-	if h.store == nil {
+// storeID returns the ID of the store that replicas share, or "" if it is nil.
+func storeID(store *mcpstore.Store) string {
+	if store == nil {
 		return ""
 	}
-	return string(h.store.ID[:])
+	return string(store.ID[:])
 }
 
 // retainedPool holds the state that gateways keep over reloads, except clients.
@@ -210,18 +208,18 @@ func refusedByModels(c rune) bool {
 	return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 }
 
-// sessionKey returns the key that seals session IDs: session_key, the key of mcp_store, or
-// processKey. given is false for the last.
-func (h *Handler) sessionKey() (key []byte, given bool, err error) {
-	if h.SessionKey != "" {
-		key, err = setting.SessionKey(h.SessionKey)
+// sessionKey returns the key that seals session IDs: the configured session_key, the key of
+// mcp_store, or processKey. given is false for the last.
+func sessionKey(configured string, store *mcpstore.Store) (key []byte, given bool, err error) {
+	if configured != "" {
+		key, err = setting.SessionKey(configured)
 		if err != nil {
 			err = fmt.Errorf("session_key: %w", err)
 		}
 		return key, true, err
 	}
-	if h.store != nil {
-		return h.store.Key("sessions"), true, nil
+	if store != nil {
+		return store.Key("sessions"), true, nil
 	}
 	return processKey, false, nil
 }
@@ -297,9 +295,11 @@ type gateways struct {
 	all []*Handler
 }
 
-// add adds a handler. A handler of a liveGateway takes the position of the previous one of the same
+// add adds a handler. From then on, no audit line goes to the log of an earlier one. A handler of a liveGateway takes the position of the previous one of the same
 // liveGateway, so that it does not count as newer than the handlers of a later configuration.
 func (g *gateways) add(h *Handler) {
+	auditMu.Lock()
+	defer auditMu.Unlock()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	index := -1

@@ -214,7 +214,7 @@ func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 
 // putAt adds a template to a replica, as the admin API does.
 func putAt(t *testing.T, h *Handler, name, text string) error {
-	return h.changeTemplates(t.Context(), func(set *resourcetemplate.Set) error {
+	return h.templates.change(t.Context(), func(set *resourcetemplate.Set) error {
 		_, err := set.Put(resourcetemplate.Template{Name: name, URITemplate: name + "://{x}", Text: text})
 		return err
 	})
@@ -251,7 +251,7 @@ func TestTemplatesOfReplicas(t *testing.T) {
 		t.Errorf("clients see %s", got)
 	}
 	remove := func(h *Handler, name string) error {
-		return h.changeTemplates(t.Context(), func(set *resourcetemplate.Set) error {
+		return h.templates.change(t.Context(), func(set *resourcetemplate.Set) error {
 			if !set.Delete(name) {
 				return notFound("no such template")
 			}
@@ -314,7 +314,7 @@ func TestNotificationsAcrossReplicas(t *testing.T) {
 		change func()
 		told   string
 	}{
-		"a login": {func() { a.loginChanged("files", "", true) }, "notifications/tools/list_changed"},
+		"a login": {func() { a.logins.changed("files", "", true) }, "notifications/tools/list_changed"},
 		"an accepted tool": {func() {
 			a.byName["pinned"].pins.Observe("weather", fmt.Appendf(nil, `{"description":"%d"}`, n))
 			if n, err := a.acceptTools(a.byName["pinned"], "weather", ""); n != 1 || err != nil {
@@ -351,11 +351,11 @@ func TestLoginsOfReplicas(t *testing.T) {
 	dir := t.TempDir()
 	a, _ := loadReplica(t, "a", dir, config)
 	b := newReplica(t, "b", config)
-	key := a.loginFolder(a.Servers[0]) + "/key"
-	if err := a.loginStore.Store(t.Context(), key, []byte("login")); err != nil {
+	key := a.logins.folder("files") + "/key"
+	if err := a.logins.store.Store(t.Context(), key, []byte("login")); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := b.loginStore.Load(t.Context(), key); string(got) != "login" || err != nil {
+	if got, err := b.logins.store.Load(t.Context(), key); string(got) != "login" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, loginsFolder)); !errors.Is(err, fs.ErrNotExist) {

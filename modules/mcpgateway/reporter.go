@@ -38,28 +38,29 @@ type requestMetrics struct {
 	health   *healthRecord // of the server; nil without a server
 }
 
-// get returns the metrics for the labels.
-func (e *requestMetricsCache) get(h *Handler, labels requestLabels) *requestMetrics {
-	e.mu.RLock()
-	m := e.known[labels]
-	e.mu.RUnlock()
+// metricsOf returns the metrics for the labels.
+func (o reporter) metricsOf(labels requestLabels) *requestMetrics {
+	cache := o.metrics
+	cache.mu.RLock()
+	m := cache.known[labels]
+	cache.mu.RUnlock()
 	if m != nil {
 		return m
 	}
 	m = &requestMetrics{
-		count:    requests.WithLabelValues(h.Name, labels.server, labels.method, labels.outcome),
-		duration: durations.WithLabelValues(h.Name, labels.server, labels.method),
-		health:   h.healthRecordOf(labels.server),
+		count:    requests.WithLabelValues(o.Name, labels.server, labels.method, labels.outcome),
+		duration: durations.WithLabelValues(o.Name, labels.server, labels.method),
+		health:   o.healthRecordOf(labels.server),
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.known[labels] = m
+	cache.mu.Lock()
+	defer cache.mu.Unlock()
+	cache.known[labels] = m
 	return m
 }
 
 // RequestDone implements [gateway.Observer].
 func (o reporter) RequestDone(r upstream.Record) {
-	metrics := o.metrics.get(o.Handler, requestLabels{r.Server, r.Method, r.Outcome})
+	metrics := o.metricsOf(requestLabels{r.Server, r.Method, r.Outcome})
 	metrics.count.Inc()
 	metrics.duration.Observe(r.Duration.Seconds())
 	switch {
@@ -76,8 +77,8 @@ func (o reporter) RequestDone(r upstream.Record) {
 }
 
 // healthRecordOf returns the health record of a server, or nil if the server is unknown.
-func (h *Handler) healthRecordOf(server string) *healthRecord {
-	if s := h.byName[server]; s != nil {
+func (o reporter) healthRecordOf(server string) *healthRecord {
+	if s := o.byName[server]; s != nil {
 		return s.health.Load()
 	}
 	return nil
@@ -223,22 +224,14 @@ var auditMu sync.Mutex
 
 // audit writes a line to the audit log of the configuration that runs now. A call may end after a
 // reload, when Caddy has closed the log of its own configuration.
-func (h *Handler) audit(level zapcore.Level, message string, fields ...zap.Field) {
+func (o reporter) audit(level zapcore.Level, message string, fields ...zap.Field) {
 	auditMu.Lock()
 	defer auditMu.Unlock()
-	logger := h.auditLogger
+	logger := o.auditLogger
 	if newest := registry.newest(); newest != nil {
 		logger = newest.auditLogger
 	}
 	logger.Log(level, message, fields...)
-}
-
-// register adds the handler to the registry. From then on, no audit line goes to the log of an
-// earlier handler.
-func (h *Handler) register() {
-	auditMu.Lock()
-	defer auditMu.Unlock()
-	registry.add(h)
 }
 
 // targetField returns the log field for the target of a call.

@@ -110,8 +110,8 @@ func TestAuditAfterAReload(t *testing.T) {
 	call := func() { reporter{Handler: old}.CallDone(inbound.Call{}) }
 	for step, do := range []func(){
 		func() {}, // no gateway is registered yet
-		old.register,
-		next.register,
+		func() { registry.add(old) },
+		func() { registry.add(next) },
 		func() { registry.remove(old) },
 	} {
 		do()

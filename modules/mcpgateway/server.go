@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
@@ -79,7 +80,6 @@ type Server struct {
 	source     string // identifies where its tools come from; see serverSource
 	file       string // the file of servers_from; empty if part of the configuration
 	pins       *serverPins
-	pinPoolKey string                // key of pins in pinPool
 	savingPins upstream.SideRequests // running saves of pins
 	target     *url.URL              // the parsed Path
 	routes     caddyhttp.Handler
@@ -93,14 +93,12 @@ type Server struct {
 
 	isDefaultPath bool // Path is the default
 
-	streams        *streamScope
-	streamsKey     string      // key of streams; empty once closed
-	cancelExitHook func() bool // stops ending the streams when Caddy exits
-	releases       []func()    // undo answerChildren and watchChildren
-	replaced       atomic.Bool // a newer configuration is in use
-	upstreams      upstreams   // found in the routes
-	health         atomic.Pointer[healthRecord]
-	checking       chan struct{} // holds a value while the admin API checks the server
+	streams   serverStreams
+	releases  []func()    // undo answerChildren and watchChildren
+	replaced  atomic.Bool // a newer configuration is in use
+	upstreams upstreams   // found in the routes
+	health    serverHealth
+	checking  chan struct{} // holds a value while the admin API checks the server
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
@@ -146,7 +144,7 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	}
 	s.upstreams = findUpstreams(s.Routes)
 	if s.OAuth != nil {
-		if s.login, err = h.newLogin(s); err != nil {
+		if s.login, err = h.logins.add(s.Name, s.OAuth); err != nil {
 			return fmt.Errorf("oauth: %w", err)
 		}
 	}
@@ -176,7 +174,7 @@ func (s *Server) config() *upstream.Server {
 	s.server = &upstream.Server{
 		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose, Overrides: s.overrides,
 		Routes: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
-		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.hasMask, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
+		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.hasMask, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.scope.Context,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
 	for _, proxied := range s.upstreams.proxied {
@@ -201,7 +199,7 @@ func (s *Server) cleanup() error {
 		release()
 	}
 	s.replaced.Store(true)
-	return errors.Join(s.closeStreams(), s.closePins())
+	return errors.Join(s.streams.close(), s.pins.release())
 }
 
 // provisionMask loads the mask of the server, or else a copy of fallback. The mask gets the name of
@@ -332,6 +330,10 @@ var startPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
 // A starter starts the eager servers of a gateway.
 type starter struct {
+	gateway *gateway.Gateway
+	timeout time.Duration // of an attempt
+	logger  *zap.Logger
+
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	slots   chan struct{} // semaphore of maxStarting
@@ -348,62 +350,59 @@ var startRecords = caddy.NewUsagePool()
 // Destruct implements caddy.Destructor.
 func (*startRecord) Destruct() error { return nil }
 
-// startServers starts the eager servers in the background. It is called when the configuration has
-// started, because validation must not start anything.
-func (h *Handler) startServers() {
-	if h.starter != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(h.lifetime.exiting)
-	h.starter = &starter{cancel: cancel, slots: make(chan struct{}, maxStarting)}
-	for _, s := range h.Servers {
+// start starts the eager servers in the background. It is called when the configuration has started,
+// because validation must not start anything. key identifies the gateway over reloads.
+func (st *starter) start(ctx context.Context, servers []*Server, key string) {
+	ctx, st.cancel = context.WithCancel(ctx)
+	st.slots = make(chan struct{}, maxStarting)
+	for _, s := range servers {
 		if s.Start != startEager {
 			continue
 		}
-		key := h.reloadKey() + "\x00" + s.id
+		key := key + "\x00" + s.id
 		value, _, _ := startRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return new(startRecord), nil })
-		h.starter.keys = append(h.starter.keys, key)
+		st.keys = append(st.keys, key)
 		record := value.(*startRecord)
 		if record.done.Load() && len(s.upstreams.children) == 0 {
 			continue
 		}
-		h.starter.running.Go(func() { h.startServer(ctx, s, record) })
+		st.running.Go(func() { st.startServer(ctx, s, record) })
 	}
 }
 
-// stopStarting stops startServers and waits for it.
-func (h *Handler) stopStarting() {
-	if h.starter == nil {
+// stop stops starting and waits for it. st may be nil.
+func (st *starter) stop() {
+	if st == nil {
 		return
 	}
-	h.starter.cancel()
-	h.starter.running.Wait()
-	for _, key := range h.starter.keys {
+	st.cancel()
+	st.running.Wait()
+	for _, key := range st.keys {
 		_, _ = startRecords.Delete(key)
 	}
-	h.starter = nil
+	st.keys = nil
 }
 
 // startServer tries to start a server until it succeeds or ctx is done.
-func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecord) {
+func (st *starter) startServer(ctx context.Context, s *Server, record *startRecord) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		select {
-		case h.starter.slots <- struct{}{}:
+		case st.slots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		began := time.Now()
-		err := h.tryStart(ctx, s)
-		<-h.starter.slots
+		err := st.try(ctx, s)
+		<-st.slots
 		if err == nil {
 			record.done.Store(true)
 			if len(s.upstreams.children) == 0 { // child processes log their start themselves
-				h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
+				st.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
 			}
 			return
 		}
 		if record := s.health.Load(); record != nil && len(s.upstreams.children) > 0 && ctx.Err() == nil {
-			record.failed(h.logger, s.server.FaultOf(err, "initialize"))
+			record.failed(st.logger, s.server.FaultOf(err, "initialize"))
 		}
 		if !backoff.Sleep(ctx, startPause.Pause(failures)) {
 			return
@@ -411,14 +410,14 @@ func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecor
 	}
 }
 
-// tryStart starts the child processes of a server, or connects to an HTTP server. It fails if that
-// takes longer than join_timeout, but a child process continues to start.
-func (h *Handler) tryStart(ctx context.Context, s *Server) error {
+// try starts the child processes of a server, or connects to an HTTP server. It fails if that takes
+// longer than timeout, but a child process continues to start.
+func (st *starter) try(ctx context.Context, s *Server) error {
 	if len(s.upstreams.children) > 0 {
-		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))
+		return s.upstreams.startChildren(ctx, st.timeout)
 	}
-	o := h.gateway.NewOperator(operatorRequest(ctx), "")
-	o.Patience = time.Duration(h.JoinTimeout)
+	o := st.gateway.NewOperator(operatorRequest(ctx), "")
+	o.Patience = st.timeout
 	if failure := o.Check(s.Name).Failure; failure != nil && failure.Data.Symbol != "login_required" {
 		return failure
 	}
@@ -463,34 +462,37 @@ func (s *streamScope) Destruct() error {
 	return nil
 }
 
-// openStreams acquires the scopes of all servers. Streams at /mcp need no scope, because the
+// serverStreams is the use of a streamScope by a server. Streams at /mcp need no scope, because the
 // gateway that replaces this one continues them.
-func (h *Handler) openStreams() error {
-	admits := h.Name + "\x00" + h.MCPPath + "\x00" + h.auth.fingerprint + "\x00" + digest(h.Clients) + "\x00"
-	for _, s := range h.Servers {
-		key := admits + s.id
-		value, _, err := streamScopes.LoadOrNew(key, func() (caddy.Destructor, error) {
-			scope := new(streamScope)
-			scope.Context, scope.end = context.WithCancel(context.Background())
-			return scope, nil
-		})
-		if err != nil {
-			return err
-		}
-		s.streams, s.streamsKey = value.(*streamScope), key
-		s.cancelExitHook = context.AfterFunc(h.lifetime.exiting, s.streams.end)
+type serverStreams struct {
+	scope          *streamScope
+	key            string      // of scope; empty once closed
+	cancelExitHook func() bool // stops ending the streams when Caddy exits
+}
+
+// open acquires a scope. Its streams also end when exiting is done.
+func (s *serverStreams) open(key string, exiting context.Context) error {
+	value, _, err := streamScopes.LoadOrNew(key, func() (caddy.Destructor, error) {
+		scope := new(streamScope)
+		scope.Context, scope.end = context.WithCancel(context.Background())
+		return scope, nil
+	})
+	if err != nil {
+		return err
 	}
+	s.scope, s.key = value.(*streamScope), key
+	s.cancelExitHook = context.AfterFunc(exiting, s.scope.end)
 	return nil
 }
 
-// closeStreams releases the scope of the server.
-func (s *Server) closeStreams() error {
-	if s.streamsKey == "" {
+// close releases the scope.
+func (s *serverStreams) close() error {
+	if s.key == "" {
 		return nil
 	}
 	s.cancelExitHook()
-	_, err := streamScopes.Delete(s.streamsKey)
-	s.streamsKey = ""
+	_, err := streamScopes.Delete(s.key)
+	s.key = ""
 	return err
 }
 

@@ -84,27 +84,28 @@ func (s healthState) name() string {
 	return adminapi.StateUnhealthy
 }
 
-// openRecords acquires the health records of all servers.
-func (h *Handler) openRecords() {
-	if h.recordKeys != nil {
-		return
-	}
-	for _, s := range h.Servers {
-		key := h.Name + "\x00" + s.id
-		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) {
-			return &healthRecord{server: s.Name, hasChildren: len(s.upstreams.children) > 0}, nil
-		})
-		h.recordKeys = append(h.recordKeys, key)
-		s.health.Store(value.(*healthRecord))
-	}
+// serverHealth is the use of a healthRecord by a server. The pointer is nil until it is open, and
+// remains when it is closed.
+type serverHealth struct {
+	atomic.Pointer[healthRecord]
+	key string // in healthRecords; empty unless open
 }
 
-// closeRecords releases the health records.
-func (h *Handler) closeRecords() {
-	for _, key := range h.recordKeys {
-		_, _ = healthRecords.Delete(key)
+// open acquires the record of a server.
+func (h *serverHealth) open(gateway string, s *Server) {
+	h.key = gateway + "\x00" + s.id
+	value, _, _ := healthRecords.LoadOrNew(h.key, func() (caddy.Destructor, error) {
+		return &healthRecord{server: s.Name, hasChildren: len(s.upstreams.children) > 0}, nil
+	})
+	h.Store(value.(*healthRecord))
+}
+
+// close releases the record.
+func (h *serverHealth) close() {
+	if h.key != "" {
+		_, _ = healthRecords.Delete(h.key)
+		h.key = ""
 	}
-	h.recordKeys = nil
 }
 
 // maxFailedCalls is how many consecutive calls may fail before a server counts as unhealthy,

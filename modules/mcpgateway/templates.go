@@ -10,61 +10,72 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
-// sharedTemplates are the resource templates that all replicas of a gateway host. They are one
-// value in the shared store.
-type sharedTemplates struct {
-	shared *replicas.Space
-	stop   func() // stops following
+// hostedTemplates are the resource templates that a gateway hosts. With mcp_store, its replicas
+// share them as one value in the store.
+type hostedTemplates struct {
+	gateway *gateway.Gateway
+	here    *resourcetemplate.Set
 
-	mu sync.Mutex // held while local templates are synchronized
+	shared *replicas.Space // nil without mcp_store
+	key    string          // in shared
+	stop   func()          // stops following; nil without mcp_store
+
+	mu sync.Mutex // held while here is synchronized with shared
 }
 
 // maxSharedTemplates is the maximum size of the value in bytes.
 const maxSharedTemplates = 4 << 20
 
-// followTemplates applies the shared templates whenever another replica changes them. If the store
-// has lost them, it stores those of this replica.
-func (h *Handler) followTemplates() {
-	if h.store == nil {
-		return
+// newHostedTemplates returns the templates of a gateway. It applies the shared templates whenever
+// another replica changes them. If the store has lost them, it stores those of this replica.
+func newHostedTemplates(h *Handler) *hostedTemplates {
+	t := &hostedTemplates{gateway: h.gateway, here: h.retained.Templates, key: h.sharedKey()}
+	if h.store != nil {
+		t.shared = h.store.Space("templates")
+		t.stop = t.shared.Follow(t.key, func(ctx context.Context, _ string) error {
+			return t.share(ctx, func(*resourcetemplate.Set) error { return nil })
+		})
 	}
-	h.templates = &sharedTemplates{shared: h.store.Space("templates")}
-	h.templates.stop = h.templates.shared.Follow(h.sharedKey(), func(ctx context.Context, _ string) error {
-		return h.shareTemplates(ctx, func(*resourcetemplate.Set) error { return nil })
-	})
+	return t
 }
 
-// changeTemplates changes the templates of the gateway on all replicas. change may run more than
-// once, each time on a copy.
-func (h *Handler) changeTemplates(ctx context.Context, change func(*resourcetemplate.Set) error) error {
-	if h.templates != nil {
-		err := h.shareTemplates(ctx, change)
+// close stops following other replicas.
+func (t *hostedTemplates) close() {
+	if t.stop != nil {
+		t.stop()
+	}
+}
+
+// change changes the templates on all replicas. change may run more than once, each time on a copy.
+func (t *hostedTemplates) change(ctx context.Context, change func(*resourcetemplate.Set) error) error {
+	if t.shared != nil {
+		err := t.share(ctx, change)
 		if errors.Is(err, replicas.ErrUnavailable) || errors.Is(err, replicas.ErrFull) {
 			return adminErrorf(http.StatusServiceUnavailable, "store_unavailable", "templates not changed: %v", err)
 		}
 		return err
 	}
-	if err := change(h.retained.Templates); err != nil {
+	if err := change(t.here); err != nil {
 		return err
 	}
-	h.gateway.TemplatesChanged()
+	t.gateway.TemplatesChanged()
 	return nil
 }
 
-// shareTemplates changes the shared templates, and applies the result here.
-func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetemplate.Set) error) error {
-	t, here := h.templates, h.retained.Templates
+// share changes the shared templates, and applies the result here.
+func (t *hostedTemplates) share(ctx context.Context, change func(*resourcetemplate.Set) error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []resourcetemplate.Template
-	changed, err := t.shared.Change(ctx, h.sharedKey(), "", func(value []byte) ([]byte, error) {
+	changed, err := t.shared.Change(ctx, t.key, "", func(value []byte) ([]byte, error) {
 		all = nil
 		if value == nil {
-			all = here.All() // the store may have lost them
+			all = t.here.All() // the store may have lost them
 		} else if err := json.Unmarshal(value, &all); err != nil {
 			return nil, fmt.Errorf("templates in the shared store: %w", err)
 		}
@@ -90,16 +101,16 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 		return err
 	}
 	if changed {
-		_ = t.shared.Announce(ctx, h.sharedKey(), "") // replicas also poll
+		_ = t.shared.Announce(ctx, t.key, "") // replicas also poll
 	}
-	before, _ := json.Marshal(here.All()) // cannot fail
+	before, _ := json.Marshal(t.here.All()) // cannot fail
 	if after, _ := json.Marshal(all); bytes.Equal(before, after) {
 		return nil
 	}
-	if err := here.Replace(all); err != nil {
+	if err := t.here.Replace(all); err != nil {
 		return err
 	}
-	h.gateway.TemplatesChanged()
+	t.gateway.TemplatesChanged()
 	return nil
 }
 
@@ -116,7 +127,7 @@ func (c *adminCall) listTemplates() (int, any, error) {
 	}
 	all := []gatewayTemplate{}
 	for _, h := range found {
-		for _, t := range h.retained.Templates.All() {
+		for _, t := range h.templates.here.All() {
 			all = append(all, gatewayTemplate{h.Name, t})
 		}
 	}
@@ -140,7 +151,7 @@ func (c *adminCall) putTemplate() (int, any, error) {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: unknown server %q", body.Server)
 	}
 	created := false
-	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
+	if err := h.templates.change(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
 		if created, err = set.Put(body.Template); err != nil {
 			return invalidRequest(err)
 		}
@@ -158,12 +169,12 @@ func (c *adminCall) putTemplate() (int, any, error) {
 func (c *adminCall) deleteTemplate() (int, any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
 	h, err := c.oneGateway(fmt.Sprintf("template %q", c.name), func(h *Handler) bool {
-		return h.retained.Templates.Has(c.name)
+		return h.templates.here.Has(c.name)
 	})
 	if err != nil {
 		return 0, nil, err
 	}
-	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) error {
+	if err := h.templates.change(c.r.Context(), func(set *resourcetemplate.Set) error {
 		if !set.Delete(c.name) { // deleted by another request
 			return notFound("template %q not found", c.name)
 		}
