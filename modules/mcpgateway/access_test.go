@@ -344,11 +344,11 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 		t.Errorf("a call within the rate and one above it: %v", codes)
 	}
 	for _, pattern := range []string{"a::x", "uno::x", "*::x", "resource:file:///x"} {
-		if _, unknown := h.names().qualified(pattern); unknown != "" {
+		if _, unknown := h.serverNames().qualified(pattern); unknown != "" {
 			t.Errorf("%s refers to an unknown server", pattern)
 		}
 	}
-	if _, unknown := h.names().qualified("typo::x"); unknown != "typo" {
+	if _, unknown := h.serverNames().qualified("typo::x"); unknown != "typo" {
 		t.Error("typo::x refers to a known server")
 	}
 }
@@ -702,7 +702,7 @@ func TestOperatorIdentityIsReserved(t *testing.T) { // A30, A57
 func TestViewsOfClients(t *testing.T) { // A56, A57, A60
 	view := func(t *testing.T, more string) string {
 		h := adaptGateway(t, `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`)
-		clients, err := accessCompiler{h.names(), h.logger}.clients(h.Clients)
+		clients, err := accessCompiler{h.serverNames(), h.logger}.clients(h.Clients)
 		if err != nil || len(clients) != 1 {
 			t.Fatalf("got %d clients, %v", len(clients), err)
 		}

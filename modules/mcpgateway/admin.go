@@ -70,18 +70,21 @@ func adminRoutes() []adminRoute {
 		server    = root + "/servers/{server}"
 	)
 	return []adminRoute{
-		{get, root, "this list", (*adminCall).index},
-		{get, root + "/servers", "all servers: their health, processes and upstreams", (*adminCall).listServers},
-		{get, server, "one server, by its name or an alias", (*adminCall).showServer},
+		{get, root, "this list", listRoutes},
+		{get, root + "/servers", "all servers: their health, processes and upstreams", listOf(adminGateway.listServers)},
+		{get, server, "one server, by its name or an alias", onServer("", (*serverCall).show)},
 		{post, server + "/check", `connects to the server now, within {"timeout"}, and counts the items that it lists`,
-			(*adminCall).check},
-		{post, server + "/restart", "restarts the child processes of the server at once", (*adminCall).restart},
-		{post, server + "/refresh", "drops the cached lists of the server, and notifies clients", (*adminCall).refresh},
-		{post, server + "/logout", `ends the gateway's login to the server, or that of {"client"}`, (*adminCall).logout},
+			onServer("check", (*serverCall).check)},
+		{post, server + "/restart", "restarts the child processes of the server at once",
+			onServer("restart", (*serverCall).restart)},
+		{post, server + "/refresh", "drops the cached lists of the server, and notifies clients",
+			onServer("refresh", (*serverCall).refresh)},
+		{post, server + "/logout", `ends the gateway's login to the server, or that of {"client"}`,
+			onServer("logout", (*serverCall).logout)},
 		{post, server + "/accept", `accepts changed tool definitions of the server: all, that of {"tool"}, ` +
-			`or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
+			`or that of {"tool","seen"} if it is still the latest`, onServer("accept", (*serverCall).accept)},
 		{get, root + "/files", "the files of servers_from: their servers, and why the latest content is not used",
-			(*adminCall).listFiles},
+			listOf(adminGateway.listFiles)},
 		{get, root + "/tools", "the tools that clients see, or that ?client= sees, with the size of their definitions; " +
 			"contacts the servers. With ?client= and ?why=true also the decision on every item, and its rule",
 			(*adminCall).listTools},
@@ -91,7 +94,7 @@ func adminRoutes() []adminRoute {
 		{get, root + "/tools/{tool}", "one tool with its definition, by its name as one escaped segment; " +
 			"contacts its server. With ?client= also the decision for that client, and its rule", (*adminCall).showTool},
 		{get, root + "/tools/changes", "the tools whose definitions have changed, before and after",
-			(*adminCall).listChanges},
+			listOf(adminGateway.listChanges)},
 		{post, root + "/store/check", "contacts the store that replicas share, and measures how long it takes",
 			(*adminCall).checkStore},
 		{get, root + "/overview", "the gateways, their URLs, and their activity", (*adminCall).overview},
@@ -105,9 +108,11 @@ func adminRoutes() []adminRoute {
 			"if it is kept", (*adminCall).showOriginal},
 		{get, root + "/conversations", "what tool_result_mask has removed from requests to models, by route",
 			(*adminCall).listConversations},
-		{get, root + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
+		{get, root + "/clients", "the clients: their rules, sessions, requests and refusals",
+			listOf(adminGateway.listClients)},
 		{get, root + "/metrics", "all metrics of these modules", (*adminCall).showMetrics},
-		{get, root + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
+		{get, root + "/templates", "the resource templates that gateways host themselves",
+			listOf(adminGateway.listTemplates)},
 		{post, root + "/templates", "adds a resource template, or replaces the one with its name",
 			(*adminCall).putTemplate},
 		{http.MethodDelete, root + "/templates/{name}", "removes a resource template", (*adminCall).deleteTemplate},
@@ -146,7 +151,25 @@ func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
 	return routes
 }
 
-func (*adminCall) index() (int, any, error) { return http.StatusOK, adminRoutes(), nil }
+func listRoutes(*adminCall) (int, any, error) { return http.StatusOK, adminRoutes(), nil }
+
+// An adminGateway is a gateway for which the API reports and acts.
+type adminGateway struct{ *Handler }
+
+// listOf returns a function that lists items of all requested gateways.
+func listOf[T any](items func(adminGateway) []T) adminFunc {
+	return func(c *adminCall) (int, any, error) {
+		found, err := c.gateways()
+		if err != nil {
+			return 0, nil, err
+		}
+		all := []T{}
+		for _, g := range found {
+			all = append(all, items(g)...)
+		}
+		return http.StatusOK, all, nil
+	}
+}
 
 // An adminCall is a request to the API.
 type adminCall struct {
@@ -294,10 +317,10 @@ var typeNames = map[reflect.Kind]string{
 }
 
 // gateways returns the gateways with the requested name or mcp_path, or all if none is requested.
-func (c *adminCall) gateways() (found []*Handler, err error) {
+func (c *adminCall) gateways() (found []adminGateway, err error) {
 	for _, h := range registry.current() {
 		if c.gateway == "" || c.gateway == h.Name || c.gateway == h.MCPPath {
-			found = append(found, h)
+			found = append(found, adminGateway{h})
 		}
 	}
 	if c.gateway != "" && len(found) == 0 {
@@ -319,27 +342,27 @@ func (c *adminCall) gatewayName() string {
 
 // oneGateway returns the only requested gateway for which has returns true. what is the thing to
 // find there, for the error.
-func (c *adminCall) oneGateway(what string, has func(*Handler) bool) (*Handler, error) {
+func (c *adminCall) oneGateway(what string, has func(adminGateway) bool) (g adminGateway, err error) {
 	found, err := c.gateways()
 	if err != nil {
-		return nil, err
+		return g, err
 	}
-	found = slices.DeleteFunc(found, func(h *Handler) bool { return !has(h) })
+	found = slices.DeleteFunc(found, func(g adminGateway) bool { return !has(g) })
 	if len(found) == 0 {
-		return nil, notFound("%s not found", what)
+		return g, notFound("%s not found", what)
 	}
 	if len(found) > 1 {
-		return nil, ambiguousError(found)
+		return g, ambiguousError(found)
 	}
 	c.gateway = found[0].Name
 	return found[0], nil
 }
 
 // ambiguousError returns the error that several gateways match. It says how to select one.
-func ambiguousError(found []*Handler) *adminapi.Error {
+func ambiguousError(found []adminGateway) *adminapi.Error {
 	var names []string
-	for _, h := range found {
-		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))
+	for _, g := range found {
+		names = append(names, fmt.Sprintf("%q at %s", g.Name, g.MCPPath))
 	}
 	way := "select one with ?gateway="
 	if len(slices.Compact(slices.Sorted(slices.Values(names)))) < len(names) {

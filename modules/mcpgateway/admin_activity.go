@@ -29,27 +29,27 @@ func (c *adminCall) overview() (int, any, error) {
 		return 0, nil, err
 	}
 	overview.Store = store.Status()
-	for _, h := range found {
-		overview.Gateways = append(overview.Gateways, h.gatewayStatus())
+	for _, g := range found {
+		overview.Gateways = append(overview.Gateways, g.status())
 	}
 	return http.StatusOK, overview, nil
 }
 
-// gatewayStatus returns the status of the gateway.
-func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
+// status returns the status of the gateway.
+func (g adminGateway) status() adminapi.GatewayStatus {
 	status := adminapi.GatewayStatus{
-		Name: h.Name, Path: h.MCPPath, URLs: []string{}, Auth: len(h.auth.providers) > 0,
-		Record: h.Record, Servers: len(h.Servers),
+		Name: g.Name, Path: g.MCPPath, URLs: []string{}, Auth: len(g.auth.providers) > 0,
+		Record: g.Record, Servers: len(g.Servers),
 	}
-	if h.place.site != nil {
-		status.URLs, status.Admits = h.place.urls(h.paths.below("")), h.place.admission(h.auth.providers)
+	if g.place.site != nil {
+		status.URLs, status.Admits = g.place.urls(g.paths.below("")), g.place.admission(g.auth.providers)
 	}
-	for _, s := range h.Servers {
+	for _, s := range g.Servers {
 		if state := s.healthState(); !state.Known || state.Healthy {
 			status.Up++
 		}
 	}
-	for _, identities := range h.gateway.Sessions() {
+	for _, identities := range g.gateway.Sessions() {
 		for _, sessions := range identities {
 			status.Clients += sessions
 		}

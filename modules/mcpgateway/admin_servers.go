@@ -22,15 +22,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// status returns the status of a server.
-func (h *Handler) status(s *Server) adminapi.ServerStatus { return h.statusWith(s, h.gateway.Links()) }
-
-// statusWith returns the status of a server. sessions are the numbers of sessions by server.
-func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.ServerStatus {
+// serverStatus returns the status of a server. sessions are the numbers of sessions by server.
+func (g adminGateway) serverStatus(s *Server, sessions map[string]int) adminapi.ServerStatus {
 	state := s.healthState()
 	status := adminapi.ServerStatus{
-		Gateway:   h.Name,
-		Path:      h.MCPPath,
+		Gateway:   g.Name,
+		Path:      g.MCPPath,
 		Name:      s.Name,
 		Aliases:   s.Aliases,
 		From:      s.file,
@@ -62,79 +59,63 @@ func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.Server
 		status.Prompts = record.count("prompts")
 		status.Resources = record.count("resources")
 	}
-	status.Latency = activity.Process.Latency(h.Name, s.Name)
+	status.Latency = activity.Process.Latency(g.Name, s.Name)
 	status.ToolsChanged = len(s.pins.Changes())
 	if s.login != nil {
-		known := s.login.Status(h.ctx)
+		known := s.login.Status(g.ctx)
 		status.Login, status.LoginURL = &known, known.URL
 	}
 	return status
 }
 
-func (c *adminCall) listServers() (int, any, error) {
-	found, err := c.gateways()
-	if err != nil {
-		return 0, nil, err
+// listServers returns the status of all servers.
+func (g adminGateway) listServers() (all []adminapi.ServerStatus) {
+	sessions := g.gateway.Links()
+	for _, s := range g.Servers {
+		all = append(all, g.serverStatus(s, sessions))
 	}
-	all := []adminapi.ServerStatus{}
-	for _, h := range found {
-		sessions := h.gateway.Links()
-		for _, s := range h.Servers {
-			all = append(all, h.statusWith(s, sessions))
+	return all
+}
+
+// listFiles returns the state of the files in servers_from.
+func (g adminGateway) listFiles() []adminapi.FileStatus {
+	if g.shell == nil {
+		return nil
+	}
+	return g.shell.live.statuses()
+}
+
+// A serverCall is a call about one server.
+type serverCall struct {
+	*adminCall
+	owner  adminGateway
+	target *Server
+}
+
+// onServer returns a function that serves calls about the server in the path. action is the action
+// for the log, empty if the call only reads.
+func onServer(action string, serve func(*serverCall) (int, any, error)) adminFunc {
+	return func(c *adminCall) (int, any, error) {
+		name := c.r.PathValue("server")
+		c.action, c.server = action, name
+		g, err := c.oneGateway(fmt.Sprintf("server %q", name), func(g adminGateway) bool { return g.byName[name] != nil })
+		if err != nil {
+			return 0, nil, err
 		}
+		call := &serverCall{c, g, g.byName[name]}
+		c.server = call.target.Name
+		return serve(call)
 	}
-	return http.StatusOK, all, nil
 }
 
-func (c *adminCall) listFiles() (int, any, error) {
-	found, err := c.gateways()
-	if err != nil {
-		return 0, nil, err
-	}
-	all := []adminapi.FileStatus{}
-	for _, h := range found {
-		if h.shell != nil {
-			all = append(all, h.shell.live.statuses()...)
-		}
-	}
-	return http.StatusOK, all, nil
-}
-
-// findServer returns the server in the path.
-func (c *adminCall) findServer() (*Handler, *Server, error) {
-	name := c.r.PathValue("server")
-	h, err := c.oneGateway(fmt.Sprintf("server %q", name), func(h *Handler) bool { return h.byName[name] != nil })
-	if err != nil {
-		return nil, nil, err
-	}
-	return h, h.byName[name], nil
-}
-
-func (c *adminCall) showServer() (int, any, error) {
-	h, s, err := c.findServer()
-	if err != nil {
-		return 0, nil, err
-	}
-	return http.StatusOK, h.status(s), nil
-}
-
-// startChange returns the server in the path, and sets the action for the log.
-func (c *adminCall) startChange(action string) (*Handler, *Server, error) {
-	c.action, c.server = action, c.r.PathValue("server")
-	h, s, err := c.findServer()
-	if err == nil {
-		c.server = s.Name
-	}
-	return h, s, err
+func (c *serverCall) show() (int, any, error) {
+	return http.StatusOK, c.owner.serverStatus(c.target, c.owner.gateway.Links()), nil
 }
 
 // restart restarts the child processes of a server. If the server has several addresses, it
 // restarts one after the other, so that the others keep running.
-func (c *adminCall) restart() (int, any, error) {
-	h, s, err := c.startChange("restart")
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *serverCall) restart() (int, any, error) {
+	s, logger := c.target, c.owner.logger
 	if len(s.upstreams.children) == 0 {
 		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "server %q has no child process", s.Name)
 	}
@@ -147,30 +128,23 @@ func (c *adminCall) restart() (int, any, error) {
 	}
 	record := s.health.Load()
 	if err := errors.Join(failures...); err != nil {
-		record.failed(h.logger, s.server.FaultOf(err, "initialize"))
+		record.failed(logger, s.server.FaultOf(err, "initialize"))
 		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed",
 			"server %q did not restart: %s", s.Name, mcp.OneLine(err.Error()))
 	}
-	record.succeeded(h.logger) // a restart initializes the server
-	return http.StatusOK, h.status(s), nil
+	record.succeeded(logger) // a restart initializes the server
+	return c.show()
 }
 
-func (c *adminCall) refresh() (int, any, error) {
-	h, s, err := c.startChange("refresh")
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *serverCall) refresh() (int, any, error) {
 	return http.StatusOK, struct {
 		Clients int `json:"clients"` // number of notified clients
-	}{h.gateway.Refresh(s.Name)}, nil
+	}{c.owner.gateway.Refresh(c.target.Name)}, nil
 }
 
 // logout ends a login to a server.
-func (c *adminCall) logout() (int, any, error) {
-	h, s, err := c.startChange("logout")
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *serverCall) logout() (int, any, error) {
+	s := c.target
 	var whose struct {
 		Client string `json:"client"`
 	}
@@ -184,14 +158,11 @@ func (c *adminCall) logout() (int, any, error) {
 	if err := s.login.Logout(c.r.Context(), whose.Client); err != nil {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "logout_failed", "server %q: %v", s.Name, err)
 	}
-	return http.StatusOK, h.status(s), nil
+	return c.show()
 }
 
-func (c *adminCall) accept() (int, any, error) {
-	h, s, err := c.startChange("accept")
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *serverCall) accept() (int, any, error) {
+	s := c.target
 	var which struct {
 		Tool string  `json:"tool"`
 		Seen *string `json:"seen"`
@@ -210,7 +181,7 @@ func (c *adminCall) accept() (int, any, error) {
 	case which.Seen != nil && seen == "":
 		return 0, nil, invalidRequest(errors.New("seen: empty"))
 	}
-	accepted, err := h.acceptTools(s, which.Tool, seen)
+	accepted, err := c.owner.acceptTools(s, which.Tool, seen)
 	switch {
 	case errors.Is(err, toolpin.ErrChangedAgain):
 		return 0, nil, adminErrorf(http.StatusConflict, "changed_again",
@@ -228,36 +199,10 @@ func (c *adminCall) accept() (int, any, error) {
 	}{accepted}, nil
 }
 
-func (c *adminCall) listChanges() (int, any, error) {
-	found, err := c.gateways()
-	if err != nil {
-		return 0, nil, err
-	}
-	all := []adminapi.ToolChange{}
-	for _, h := range found {
-		all = append(all, changedTools(h)...)
-	}
-	return http.StatusOK, all, nil
-}
-
 // A GatewayClient is a client of a gateway.
 type GatewayClient struct {
 	Gateway string `json:"gateway"`
 	ClientStatus
-}
-
-func (c *adminCall) listClients() (int, any, error) {
-	found, err := c.gateways()
-	if err != nil {
-		return 0, nil, err
-	}
-	all := []GatewayClient{}
-	for _, h := range found {
-		for _, client := range clientStatuses(h) {
-			all = append(all, GatewayClient{h.Name, client})
-		}
-	}
-	return http.StatusOK, all, nil
 }
 
 // maxTimeout is the maximum timeout of an operator's request.
@@ -278,11 +223,8 @@ func readTimeout(text string) (time.Duration, error) {
 
 // check connects to a server, even if it is known to be down. Only one check of a server runs at a
 // time.
-func (c *adminCall) check() (int, any, error) {
-	h, s, err := c.startChange("check")
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *serverCall) check() (int, any, error) {
+	s := c.target
 	var options struct {
 		Timeout string `json:"timeout"`
 	}
@@ -301,18 +243,18 @@ func (c *adminCall) check() (int, any, error) {
 	case <-ctx.Done():
 		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of server %q is still running", s.Name)
 	}
-	return http.StatusOK, h.check(ctx, s, timeout), nil
+	return http.StatusOK, c.owner.connect(ctx, s, timeout), nil
 }
 
-// check connects to a server and counts the items of its lists.
-func (h *Handler) check(ctx context.Context, s *Server, timeout time.Duration) adminapi.ServerCheck {
+// connect connects to a server and counts the items of its lists.
+func (g adminGateway) connect(ctx context.Context, s *Server, timeout time.Duration) adminapi.ServerCheck {
 	s.upstreams.skipBackoff()
 	began := time.Now()
-	o := h.gateway.NewOperator(operatorRequest(ctx), "")
+	o := g.gateway.NewOperator(operatorRequest(ctx), "")
 	o.Patience = timeout
 	found := o.Check(s.Name)
 	check := adminapi.ServerCheck{
-		Gateway: h.Name, Path: h.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
+		Gateway: g.Name, Path: g.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
 		Protocol: found.Protocol, Tools: len(found.Tools), Prompts: found.Prompts, Resources: found.Resources,
 		Templates: found.Templates, URL: s.server.URL,
 	}
@@ -352,7 +294,7 @@ func (c *adminCall) checkStore() (int, any, error) {
 
 // sharedStore returns the store that gateways share with other replicas, or nil. A configuration
 // has at most one store, which handlers other than gateways may use, too.
-func sharedStore(gateways []*Handler) (*mcpstore.Store, error) {
+func sharedStore(gateways []adminGateway) (*mcpstore.Store, error) {
 	if len(gateways) == 0 {
 		return mcpstore.Active()
 	}
@@ -397,8 +339,8 @@ type ClientStatus struct {
 	LastSeen *time.Time     `json:"last_seen,omitempty"`
 }
 
-// clientStatuses returns the rules, sessions and counters of all clients.
-func clientStatuses(h *Handler) []ClientStatus {
+// listClients returns the rules, sessions and counters of all clients.
+func (g adminGateway) listClients() []GatewayClient {
 	byLabel := map[string]*ClientStatus{}
 	var order []string
 	statusOf := func(label string) *ClientStatus {
@@ -408,15 +350,15 @@ func clientStatuses(h *Handler) []ClientStatus {
 		}
 		return byLabel[label]
 	}
-	for _, c := range h.Clients {
+	for _, c := range g.Clients {
 		status := statusOf(c.Name)
 		status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
 	}
-	sessions := h.gateway.Sessions()
+	sessions := g.gateway.Sessions()
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {
 		statusOf(label).Sessions = sessions[label]
 	}
-	h.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
+	g.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
 		status := statusOf(label)
 		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
 		if last := t.Last.Load(); last > 0 {
@@ -424,9 +366,9 @@ func clientStatuses(h *Handler) []ClientStatus {
 			status.LastSeen = &seen
 		}
 	})
-	all := make([]ClientStatus, len(order))
+	all := make([]GatewayClient, len(order))
 	for i, label := range order {
-		all[i] = *byLabel[label]
+		all[i] = GatewayClient{g.Name, *byLabel[label]}
 	}
 	return all
 }

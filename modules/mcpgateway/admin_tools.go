@@ -28,73 +28,65 @@ import (
 // listTools lists the tools that a client sees, or all tools. It contacts the servers. With
 // ?why=true it also returns the decision on every item of the servers.
 func (c *adminCall) listTools() (int, any, error) {
-	found, err := c.gateways()
+	query := c.r.URL.Query()
+	client := query.Get("client")
+	found, err := c.gatewaysFor(client)
 	if err != nil {
 		return 0, nil, err
 	}
-	if len(found) == 0 {
-		return 0, nil, notFound("no mcp_gateway is running")
-	}
-	query := c.r.URL.Query()
-	client := query.Get("client")
 	why, err := strconv.ParseBool(cmp.Or(query.Get("why"), "false"))
 	switch {
 	case err != nil:
 		return 0, nil, invalidRequest(errors.New("why: must be true or false"))
 	case why && client == "":
 		return 0, nil, invalidRequest(errors.New("why: requires client"))
-	case client != "":
-		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
-		if len(found) == 0 {
-			return 0, nil, notFound("unknown client %q", client)
-		}
 	}
 	all := adminapi.ToolListing{Tools: []adminapi.ToolStatus{}, Failed: []adminapi.ToolFailure{}}
 	if why {
 		all.Decisions = []adminapi.ItemDecision{}
 	}
 	r := operatorRequest(c.r.Context())
-	for _, h := range found {
+	for _, g := range found {
 		var lists []gateway.ToolList
 		if why {
-			lists = h.gateway.NewOperator(r, "").Explain(client)
+			lists = g.gateway.NewOperator(r, "").Explain(client)
 		} else {
-			lists = h.gateway.NewOperator(r, client).ListTools()
+			lists = g.gateway.NewOperator(r, client).ListTools()
 		}
 		for _, list := range lists {
-			h.addTools(&all, &list)
+			g.addTools(&all, &list)
 		}
 	}
 	return http.StatusOK, all, nil
 }
 
 // addTools adds the tools of a server to a listing.
-func (h *Handler) addTools(l *adminapi.ToolListing, list *gateway.ToolList) {
+func (g adminGateway) addTools(l *adminapi.ToolListing, list *gateway.ToolList) {
 	for i := range list.Tools {
-		l.Tools = append(l.Tools, h.toolStatus(list.Server, &list.Tools[i]))
+		l.Tools = append(l.Tools, g.toolStatus(list.Server, &list.Tools[i]))
 	}
 	for i := range list.Explained {
-		l.Decisions = append(l.Decisions, h.itemDecision(list.Server, &list.Explained[i]))
+		l.Decisions = append(l.Decisions, g.itemDecision(list.Server, &list.Explained[i]))
 	}
 	if f := list.Failure; f != nil {
 		l.Failed = append(l.Failed, adminapi.ToolFailure{
-			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Code: f.Data.Symbol, Error: list.Reason,
+			Gateway: g.Name, Path: g.MCPPath, Server: list.Server, Code: f.Data.Symbol, Error: list.Reason,
 		})
 	}
 }
 
 // toolStatus returns the status of a tool.
-func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
+func (g adminGateway) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
 	count := tokens.Count(string(tool.Definition))
 	status := adminapi.ToolStatus{
-		Gateway: h.Name, Path: h.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
+		Gateway: g.Name, Path: g.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
 		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
 		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
 	}
 	status.Title, status.Description = titleAndDescription(tool.Definition)
-	if len(h.Clients) > 0 {
+	if len(g.Clients) > 0 {
 		status.Clients = append([]string{}, tool.Clients...)
-		status.AllClients = len(tool.Clients) == len(h.Clients)
+		status.AllClients = len(tool.Clients) == len(g.Clients)
 	}
 	return status
 }
@@ -123,9 +115,9 @@ func titleAndDescription(definition []byte) (title, description string) {
 }
 
 // itemDecision converts a decision on a tool, prompt, resource or template.
-func (h *Handler) itemDecision(server string, e *gateway.Explanation) adminapi.ItemDecision {
+func (g adminGateway) itemDecision(server string, e *gateway.Explanation) adminapi.ItemDecision {
 	return adminapi.ItemDecision{
-		Gateway: h.Name, Path: h.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
+		Gateway: g.Name, Path: g.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
 		Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
 		Annotations: e.Annotations.String(),
 	}
@@ -135,14 +127,14 @@ func (h *Handler) itemDecision(server string, e *gateway.Explanation) adminapi.I
 // contacts the server.
 func (c *adminCall) showTool() (int, any, error) {
 	name, client := c.r.PathValue("tool"), c.r.URL.Query().Get("client")
-	h, err := c.gatewayWithTool(name, client)
+	g, err := c.gatewayWithTool(name, client)
 	if err != nil {
 		return 0, nil, err
 	}
-	if _, known := h.gateway.ServerOf(name); !known {
-		return 0, nil, h.unknownServerError(name)
+	if _, known := g.gateway.ServerOf(name); !known {
+		return 0, nil, g.unknownServerError(name)
 	}
-	d := h.gateway.NewOperator(operatorRequest(c.r.Context()), "").Describe(name, client)
+	d := g.gateway.NewOperator(operatorRequest(c.r.Context()), "").Describe(name, client)
 	switch {
 	case d.Failure != nil:
 		return 0, nil, adminErrorf(http.StatusBadGateway, d.Failure.Data.Symbol, "%s", d.Reason)
@@ -152,20 +144,14 @@ func (c *adminCall) showTool() (int, any, error) {
 		return 0, nil, unknownToolError(name, d.Names)
 	}
 	detail := adminapi.ToolDetail{
-		ToolStatus: h.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
+		ToolStatus: g.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
 		Annotations: mcp.ReadAnnotations(d.Tool.Definition).String(),
 	}
 	if d.Explanation != nil {
-		decision := h.itemDecision(d.Server, d.Explanation)
+		decision := g.itemDecision(d.Server, d.Explanation)
 		detail.Decision = &decision
 	}
 	return http.StatusOK, detail, nil
-}
-
-// mayServe reports whether the gateway may serve a client of this name: a client with a block, or
-// an anonymous client if auth is not configured.
-func (h *Handler) mayServe(client string) bool {
-	return h.HasRules(client) || client == access.Anonymous && len(h.auth.providers) == 0
 }
 
 // A ToolArgument is an argument in the schema of a tool.
@@ -384,19 +370,19 @@ func (c *adminCall) call() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	h, err := c.gatewayWithTool(wanted.Tool, wanted.Client)
+	g, err := c.gatewayWithTool(wanted.Tool, wanted.Client)
 	if err != nil {
 		return 0, nil, err
 	}
-	c.gateway = h.Name
-	server, known := h.gateway.ServerOf(wanted.Tool)
+	c.gateway = g.Name
+	server, known := g.gateway.ServerOf(wanted.Tool)
 	if !known {
-		return 0, nil, h.unknownServerError(wanted.Tool)
+		return 0, nil, g.unknownServerError(wanted.Tool)
 	}
 	c.server = server
-	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
+	o := g.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
 	o.Patience, o.Raw, o.KeepServerResult = timeout, wanted.Raw, wanted.Both
-	if s := h.byName[c.server]; s != nil {
+	if s := g.byName[c.server]; s != nil {
 		s.upstreams.skipBackoff()
 	}
 	began := time.Now()
@@ -422,9 +408,9 @@ func (c *adminCall) call() (int, any, error) {
 	}, nil
 }
 
-// gatewayWithTool returns the only gateway that has the server of a tool. If none has it, it
-// returns the only gateway. If client is not empty, the gateway must be able to serve that client.
-func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
+// gatewaysFor returns the requested gateways that may serve a client of this name: a client with a
+// block, or an anonymous client if auth is not configured. If client is empty, it returns all.
+func (c *adminCall) gatewaysFor(client string) ([]adminGateway, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return nil, err
@@ -432,21 +418,34 @@ func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
 	if len(found) == 0 {
 		return nil, notFound("no mcp_gateway is running")
 	}
-	if client != "" {
-		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
-		if len(found) == 0 {
-			return nil, notFound("unknown client %q", client)
-		}
+	if client == "" {
+		return found, nil
 	}
-	having := slices.DeleteFunc(slices.Clone(found), func(h *Handler) bool {
-		_, has := h.gateway.ServerOf(tool)
+	found = slices.DeleteFunc(found, func(g adminGateway) bool {
+		return !g.HasRules(client) && (client != access.Anonymous || len(g.auth.providers) > 0)
+	})
+	if len(found) == 0 {
+		return nil, notFound("unknown client %q", client)
+	}
+	return found, nil
+}
+
+// gatewayWithTool returns the only gateway that has the server of a tool. If none has it, it
+// returns the only gateway. If client is not empty, the gateway must be able to serve that client.
+func (c *adminCall) gatewayWithTool(tool, client string) (g adminGateway, err error) {
+	found, err := c.gatewaysFor(client)
+	if err != nil {
+		return g, err
+	}
+	having := slices.DeleteFunc(slices.Clone(found), func(g adminGateway) bool {
+		_, has := g.gateway.ServerOf(tool)
 		return !has
 	})
 	if len(having) > 0 {
 		found = having
 	}
 	if len(found) > 1 {
-		return nil, ambiguousError(found)
+		return g, ambiguousError(found)
 	}
 	return found[0], nil
 }
@@ -476,13 +475,13 @@ func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string
 
 // unknownServerError returns the error that the name of a tool does not start with the name of a
 // server.
-func (h *Handler) unknownServerError(tool string) error {
+func (g adminGateway) unknownServerError(tool string) error {
 	var names []string
-	for _, s := range h.Servers {
+	for _, s := range g.Servers {
 		names = append(names, s.Name)
 	}
 	server := tool
-	for _, separator := range []string{h.Separator, mcp.Separator} {
+	for _, separator := range []string{g.Separator, mcp.Separator} {
 		server, _, _ = strings.Cut(server, separator)
 	}
 	return notFound("unknown tool %q: names are server%stool; %s",

@@ -126,7 +126,7 @@ func parseRule(h *Handler, c *Client, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		rule := &AccessRule{Action: d.Val()}
 		c.Rules = append(c.Rules, rule)
-		deferred.add(d.Token(), func() error { return h.names().checkRule(rule) })
+		deferred.add(d.Token(), func() error { return h.serverNames().checkRule(rule) })
 		return setting.Check(rule.parse, rule.check)(d)
 	}
 }
@@ -204,7 +204,7 @@ func parseRate(h *Handler, rates *[]*Rate, deferred *checks) setting.Line {
 		if err := r.validate(); err != nil {
 			return d.WrapErr(err)
 		}
-		deferred.add(line, func() error { return h.names().checkRate(r) })
+		deferred.add(line, func() error { return h.serverNames().checkRate(r) })
 		return nil
 	}
 }
@@ -220,7 +220,7 @@ func parseNotificationRoute(h *Handler, deferred *checks) setting.Line {
 		route := &NotificationRoute{Method: args[0], Servers: args[1:]}
 		h.NotificationRoutes = append(h.NotificationRoutes, route)
 		deferred.add(line, func() error {
-			if err := route.validate(h.names()); err != nil {
+			if err := route.validate(h.serverNames()); err != nil {
 				return fmt.Errorf("%s: %w", line.Text, err)
 			}
 			return nil
@@ -253,9 +253,9 @@ func parseAnswer(h *Handler, deferred *checks) setting.Line {
 			return setting.ErrorAt(line, errors.New("answer: expected deliver, drop or a block with roots"))
 		}
 		deferred.add(line, func() error {
-			s := h.names().find(server)
+			s := h.serverNames().find(server)
 			if s == nil {
-				return fmt.Errorf("answer: unknown server %s%s", server, h.names().didYouMean(server))
+				return fmt.Errorf("answer: unknown server %s%s", server, h.serverNames().didYouMean(server))
 			}
 			s.Answers = append(s.Answers, a)
 			return nil

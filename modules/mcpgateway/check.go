@@ -59,7 +59,7 @@ type checker struct {
 func newChecker(h *Handler) checker {
 	config := *h
 	config.setDefaults()
-	return checker{&config, h.names()}
+	return checker{&config, h.serverNames()}
 }
 
 // settings validates the settings of the gateway itself.
@@ -184,8 +184,8 @@ type serverNames struct {
 	mayChange bool // servers may be added later, so settings may name unknown servers
 }
 
-// names returns the names of the servers.
-func (h *Handler) names() serverNames { return serverNames{h.Servers, h.serversMayChange()} }
+// serverNames returns the names of the servers that are known so far.
+func (h *Handler) serverNames() serverNames { return serverNames{h.Servers, h.serversMayChange()} }
 
 // find returns the server with a name or alias, or nil.
 func (n serverNames) find(name string) *Server {
@@ -359,7 +359,7 @@ func (h warner) warnOfNames() {
 func (h warner) warnOfRoutes() {
 	for _, route := range h.NotificationRoutes {
 		for _, name := range route.Servers {
-			if h.names().find(name) == nil {
+			if h.serverNames().find(name) == nil {
 				h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
 			}
 		}

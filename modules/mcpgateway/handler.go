@@ -323,12 +323,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.auditLogger = h.logger.Named("audit")
 	h.rawConfig = caddyconfig.JSON(h, nil)
-	h.lifetime = newLifetime()
-	h.place = &placement{handler: h, publicURL: h.PublicURL}
-	h.place.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	if info, ok := shellOf(ctx); ok {
 		h.shell, h.lifetime, h.place = info.shell, info.shell.lifetime, info.shell.place
 		info.setFiles(h.Servers)
+	} else {
+		h.lifetime = newLifetime()
+		h.place = &placement{handler: h, publicURL: h.PublicURL}
+		h.place.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
 	}
 	app, err := ctx.App("events")
 	if err != nil {

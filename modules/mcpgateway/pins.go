@@ -271,11 +271,11 @@ func (p *pinStore) saveLocal(ctx context.Context, s *Server) error {
 // Timeout of a save, and the pause after a failed one.
 const saveTimeout, savePause = 5 * time.Second, 30 * time.Second
 
-// changedTools returns the tools whose definition has changed since it was first seen.
-func changedTools(h *Handler) (changes []adminapi.ToolChange) {
-	for _, s := range h.Servers {
+// listChanges returns the tools whose definition has changed since it was first seen.
+func (g adminGateway) listChanges() (changes []adminapi.ToolChange) {
+	for _, s := range g.Servers {
 		for _, change := range s.pins.Changes() {
-			changes = append(changes, adminapi.ToolChange{Gateway: h.Name, Server: s.Name, Change: change})
+			changes = append(changes, adminapi.ToolChange{Gateway: g.Name, Server: s.Name, Change: change})
 		}
 	}
 	return changes
@@ -284,15 +284,15 @@ func changedTools(h *Handler) (changes []adminapi.ToolChange) {
 // acceptTools accepts the current definition of a tool or, if tool is empty, of all tools of the
 // server. If seen is not empty, the definition must have this digest. It returns the number of
 // accepted tools.
-func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
+func (g adminGateway) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
 	accepted, err = s.pins.Accept(tool, seen)
 	if accepted > 0 {
-		if h.PinTools {
-			if failed := h.pins.saveNow(s); failed != nil {
+		if g.PinTools {
+			if failed := g.pins.saveNow(s); failed != nil {
 				err = fmt.Errorf("%w: %w", errNotSaved, failed)
 			}
 		}
-		h.gateway.RefreshLocal(s.Name) // other replicas follow the pins
+		g.gateway.RefreshLocal(s.Name) // other replicas follow the pins
 	}
 	return accepted, err
 }

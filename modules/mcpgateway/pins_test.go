@@ -237,12 +237,12 @@ func TestAcceptThatIsNotSaved(t *testing.T) { // A54
 	server.pins.Observe("weather", []byte(`{}`))
 	server.pins.Observe("weather", []byte(`{"title":"x"}`))
 	free := fill(t, dir)
-	if n, err := h.acceptTools(server, "weather", ""); n != 1 || !errors.Is(err, errNotSaved) {
+	if n, err := (adminGateway{h}).acceptTools(server, "weather", ""); n != 1 || !errors.Is(err, errNotSaved) {
 		t.Errorf("with a full disk: %d, %v", n, err)
 	}
 	free()
 	server.pins.Observe("weather", []byte(`{"title":"y"}`))
-	if n, err := h.acceptTools(server, "weather", ""); n != 1 || err != nil {
+	if n, err := (adminGateway{h}).acceptTools(server, "weather", ""); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 }
@@ -268,13 +268,13 @@ func TestBrokenPins(t *testing.T) { // A54
 			if listed, called := tryTool(t, h, "broken"); listed || called {
 				t.Errorf("listed %t, called %t", listed, called)
 			}
-			if got := changedTools(h); len(got) != 1 || !got[0].Lost {
+			if got := (adminGateway{h}).listChanges(); len(got) != 1 || !got[0].Lost {
 				t.Errorf("changes %+v", got)
 			}
 			if text, err := os.ReadFile(file); string(text) != broken || err != nil {
 				t.Errorf("the file was replaced by %s, %v", text, err)
 			}
-			if n, err := h.acceptTools(h.Servers[0], "", ""); n != 1 || err != nil {
+			if n, err := (adminGateway{h}).acceptTools(h.Servers[0], "", ""); n != 1 || err != nil {
 				t.Errorf("accepted %d, %v", n, err)
 			}
 			if listed, called := tryTool(t, h, "broken"); !listed || !called {

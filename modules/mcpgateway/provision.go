@@ -119,7 +119,7 @@ func (h *Handler) newGateway() error {
 		config.Servers = append(config.Servers, s.config())
 	}
 	h.placeholders = newPlaceholderNames(caddyconfig.JSON(h.Servers, nil))
-	compiler := accessCompiler{h.names(), h.logger}
+	compiler := accessCompiler{h.serverNames(), h.logger}
 	if config.Clients, err = compiler.clients(h.Clients); err != nil {
 		return err
 	}

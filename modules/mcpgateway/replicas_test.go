@@ -103,7 +103,7 @@ func TestPinsOfReplicas(t *testing.T) {
 			t.Errorf("after the change, at %s: listed %t, called %t", name, listed, called)
 		}
 	}
-	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err != nil {
+	if n, err := (adminGateway{a}).acceptTools(a.Servers[0], "weather", ""); n != 1 || err != nil {
 		t.Fatalf("accepted %d, %v", n, err)
 	}
 	await.Until(t, "the other replica lists the tool", func() bool { return listsWeather(t, b) })
@@ -197,7 +197,7 @@ func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 	server.version.Store(1)
 	tryTool(t, a, "down")
-	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err == nil ||
+	if n, err := (adminGateway{a}).acceptTools(a.Servers[0], "weather", ""); n != 1 || err == nil ||
 		!strings.Contains(err.Error(), "shared store is unavailable") {
 		t.Errorf("accepted %d, %v", n, err)
 	}
@@ -317,7 +317,7 @@ func TestNotificationsAcrossReplicas(t *testing.T) {
 		"a login": {func() { a.logins.changed("files", "", true) }, "notifications/tools/list_changed"},
 		"an accepted tool": {func() {
 			a.byName["pinned"].pins.Observe("weather", fmt.Appendf(nil, `{"description":"%d"}`, n))
-			if n, err := a.acceptTools(a.byName["pinned"], "weather", ""); n != 1 || err != nil {
+			if n, err := (adminGateway{a}).acceptTools(a.byName["pinned"], "weather", ""); n != 1 || err != nil {
 				t.Errorf("accepted %d, %v", n, err)
 			}
 		}, "notifications/tools/list_changed"},

@@ -191,12 +191,8 @@ type serversAdapter struct{}
 
 // Adapt implements caddyconfig.Adapter.
 func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []caddyconfig.Warning, error) {
-	gateway := &Handler{
-		Separator: "__",
-		Mask:      &observationmask.Handler{JSON: true, KeepMedia: true, Recover: new(observationmask.Recover)},
-		Focus:     new(Focus),
-	}
-	warnings, err := gateway.useServersFile(body, options)
+	path, _ := options["filename"].(string)
+	gateway, warnings, err := newFileGateway(body, path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -211,29 +207,33 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 	return config, warnings, err
 }
 
-// useServersFile sets servers_from to the file, so that the gateway follows its changes and logs
-// the notes on it. If the content comes from standard input, its servers become part of the
-// configuration.
-func (h *Handler) useServersFile(body []byte, options map[string]any) (warnings []caddyconfig.Warning, err error) {
-	path, _ := options["filename"].(string)
-	named := path != "" && path != "-"
-	file, err := parseServersFile(body, cmp.Or(path, "-"))
+// newFileGateway returns the configuration of a gateway with the servers of a file. The gateway
+// follows changes of the file, and logs the notes on it. If path is empty or -, the content comes
+// from standard input, and its servers become part of the configuration.
+func newFileGateway(content []byte, path string) (h *Handler, warnings []caddyconfig.Warning, err error) {
+	h = &Handler{
+		Separator: "__",
+		Mask:      &observationmask.Handler{JSON: true, KeepMedia: true, Recover: new(observationmask.Recover)},
+		Focus:     new(Focus),
+	}
+	path = cmp.Or(path, "-")
+	file, err := parseServersFile(content, path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	servers, err := file.newServers()
 	switch {
 	case err != nil:
-		return nil, err
-	case named:
+		return nil, nil, err
+	case path != "-":
 		h.ServersFrom = []string{escapePlaceholders.Replace(file.path)}
-		return nil, nil
+		return h, nil, nil
 	}
 	h.Servers = servers
 	for _, note := range file.Notes {
 		warnings = append(warnings, caddyconfig.Warning{File: "stdin", Line: note.Line, Message: note.String()})
 	}
-	return warnings, nil
+	return h, warnings, nil
 }
 
 // ImportServers returns a Caddyfile with the servers of a file of an MCP client. The notes name

@@ -120,18 +120,12 @@ type gatewayTemplate struct {
 	resourcetemplate.Template
 }
 
-func (c *adminCall) listTemplates() (int, any, error) {
-	found, err := c.gateways()
-	if err != nil {
-		return 0, nil, err
+// listTemplates returns the templates that the gateway hosts.
+func (g adminGateway) listTemplates() (all []gatewayTemplate) {
+	for _, t := range g.templates.here.All() {
+		all = append(all, gatewayTemplate{g.Name, t})
 	}
-	all := []gatewayTemplate{}
-	for _, h := range found {
-		for _, t := range h.templates.here.All() {
-			all = append(all, gatewayTemplate{h.Name, t})
-		}
-	}
-	return http.StatusOK, all, nil
+	return all
 }
 
 func (c *adminCall) putTemplate() (int, any, error) {
@@ -141,17 +135,17 @@ func (c *adminCall) putTemplate() (int, any, error) {
 		return 0, nil, err
 	}
 	c.gateway, c.server, c.name = cmp.Or(body.Gateway, c.gateway), body.Server, body.Name
-	h, err := c.oneGateway("gateway", func(*Handler) bool { return true })
+	g, err := c.oneGateway("gateway", func(adminGateway) bool { return true })
 	if err != nil {
 		return 0, nil, err
 	}
-	if s := h.byName[body.Server]; s != nil {
+	if s := g.byName[body.Server]; s != nil {
 		body.Server = s.Name
 	} else if body.Server != "" {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: unknown server %q", body.Server)
 	}
 	created := false
-	if err := h.templates.change(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
+	if err := g.templates.change(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
 		if created, err = set.Put(body.Template); err != nil {
 			return invalidRequest(err)
 		}
@@ -159,7 +153,7 @@ func (c *adminCall) putTemplate() (int, any, error) {
 	}); err != nil {
 		return 0, nil, err
 	}
-	body.Gateway = h.Name
+	body.Gateway = g.Name
 	if created {
 		return http.StatusCreated, body, nil
 	}
@@ -168,13 +162,13 @@ func (c *adminCall) putTemplate() (int, any, error) {
 
 func (c *adminCall) deleteTemplate() (int, any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
-	h, err := c.oneGateway(fmt.Sprintf("template %q", c.name), func(h *Handler) bool {
-		return h.templates.here.Has(c.name)
+	g, err := c.oneGateway(fmt.Sprintf("template %q", c.name), func(g adminGateway) bool {
+		return g.templates.here.Has(c.name)
 	})
 	if err != nil {
 		return 0, nil, err
 	}
-	if err := h.templates.change(c.r.Context(), func(set *resourcetemplate.Set) error {
+	if err := g.templates.change(c.r.Context(), func(set *resourcetemplate.Set) error {
 		if !set.Delete(c.name) { // deleted by another request
 			return notFound("template %q not found", c.name)
 		}
