@@ -70,8 +70,8 @@ type placement struct {
 }
 
 // urls returns the URLs of a path of the gateway for clients. Their hosts are those of the public
-// URL, else the host names of the site, else the addresses it listens on. For a site that listens on
-// all addresses it is localhost.
+// URL, else the host names of the site, else the addresses it listens on. For a site that listens
+// on all addresses it is localhost.
 func (p *placement) urls(path string) []string {
 	if p.publicURL != "" {
 		return []string{strings.TrimSuffix(p.publicURL, "/") + path}

@@ -306,94 +306,94 @@ func (c *Client) checkRedaction() error {
 // A warner warns of settings that are valid, but probably not intended.
 type warner struct{ *Handler }
 
-func (h warner) warn() {
-	if h.shell != nil && h.shell.live.running {
+func (w warner) warn() {
+	if w.shell != nil && w.shell.live.running {
 		return // already logged when the configuration was loaded
 	}
-	h.warnIfOpen()
-	h.warnOfNames()
-	h.warnOfRoutes()
-	h.warnOfSite()
-	if h.HealthInterval > 0 && h.HealthTimeout > h.HealthInterval {
-		h.logger.Warn("health_timeout is longer than health_interval: servers that hang are checked less often",
-			zap.Duration("health_timeout", time.Duration(h.HealthTimeout)),
-			zap.Duration("health_interval", time.Duration(h.HealthInterval)))
+	w.warnIfOpen()
+	w.warnOfNames()
+	w.warnOfRoutes()
+	w.warnOfSite()
+	if w.HealthInterval > 0 && w.HealthTimeout > w.HealthInterval {
+		w.logger.Warn("health_timeout is longer than health_interval: servers that hang are checked less often",
+			zap.Duration("health_timeout", time.Duration(w.HealthTimeout)),
+			zap.Duration("health_interval", time.Duration(w.HealthInterval)))
 	}
 }
 
 // warnIfOpen warns if other machines can use the gateway without credentials.
-func (h warner) warnIfOpen() {
-	if h.place.site == nil || len(h.auth.providers) > 0 {
+func (w warner) warnIfOpen() {
+	if w.place.site == nil || len(w.auth.providers) > 0 {
 		return
 	}
-	h.place.authInFront = authenticatedInFront(h.place.site.Routes)
-	if open := h.place.publicAddresses(); len(open) > 0 && !h.place.authInFront && !h.AllowUnauthenticated {
-		h.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
+	w.place.authInFront = authenticatedInFront(w.place.site.Routes)
+	if open := w.place.publicAddresses(); len(open) > 0 && !w.place.authInFront && !w.AllowUnauthenticated {
+		w.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
 			"add auth or client tokens, bind 127.0.0.1, or allow it with auth none",
-			zap.String("gateway", h.Name), zap.Strings("listen", open))
+			zap.String("gateway", w.Name), zap.Strings("listen", open))
 	}
 }
 
 // warnOfNames warns of tool names that model APIs refuse.
-func (h warner) warnOfNames() {
-	if h.Separator == noSeparator {
+func (w warner) warnOfNames() {
+	if w.Separator == noSeparator {
 		return
 	}
-	for _, s := range h.Servers {
+	for _, s := range w.Servers {
 		if strings.ContainsFunc(s.Name, refusedByModels) {
-			h.logger.Warn("model APIs refuse tool names with characters other than letters, digits, _ and -",
+			w.logger.Warn("model APIs refuse tool names with characters other than letters, digits, _ and -",
 				zap.String("mcp_server", s.Name))
 		}
 	}
 	switch {
-	case h.Separator == mcp.Separator:
-		h.logger.Warn("model APIs refuse tool names with ::; set separator __ unless your clients rename tools")
-	case strings.ContainsFunc(h.Separator, refusedByModels):
-		h.logger.Warn("model APIs refuse tool names with this separator; "+
+	case w.Separator == mcp.Separator:
+		w.logger.Warn("model APIs refuse tool names with ::; set separator __ unless your clients rename tools")
+	case strings.ContainsFunc(w.Separator, refusedByModels):
+		w.logger.Warn("model APIs refuse tool names with this separator; "+
 			"set separator __ unless your clients rename tools",
-			zap.String("separator", h.Separator))
+			zap.String("separator", w.Separator))
 	}
 }
 
 // warnOfRoutes warns of notification routes to servers that do not exist yet.
-func (h warner) warnOfRoutes() {
-	for _, route := range h.NotificationRoutes {
+func (w warner) warnOfRoutes() {
+	for _, route := range w.NotificationRoutes {
 		for _, name := range route.Servers {
-			if h.serverNames().find(name) == nil {
-				h.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
+			if w.serverNames().find(name) == nil {
+				w.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
 			}
 		}
 	}
 }
 
 // warnOfSite warns of settings of the site that keep the gateway from working.
-func (h warner) warnOfSite() {
-	if h.place.site == nil {
+func (w warner) warnOfSite() {
+	if w.place.site == nil {
 		return
 	}
-	if h.auth.acceptsCertificate() && !slices.ContainsFunc(h.place.site.TLSConnPolicies, asksForCertificate) {
-		h.logger.Warn("auth mtls cannot identify clients: the site does not request client certificates; " +
+	if w.auth.acceptsCertificate() && !slices.ContainsFunc(w.place.site.TLSConnPolicies, asksForCertificate) {
+		w.logger.Warn("auth mtls cannot identify clients: the site does not request client certificates; " +
 			"set client_auth in tls")
 	}
-	routes := h.place.site.Routes
-	for _, module := range h.ctx.Modules() {
+	routes := w.place.site.Routes
+	for _, module := range w.ctx.Modules() {
 		if subroute, ok := module.(*caddyhttp.Subroute); ok {
 			routes = subroute.Routes
 		}
 	}
 	for _, route := range routes {
 		if len(route.Handlers) == 0 { // not loaded yet: it contains this gateway
-			h.warnOfHandlers(h.gatewaysInFront(route.HandlersRaw))
+			w.warnOfHandlers(w.gatewaysInFront(route.HandlersRaw))
 			return
 		}
 		if len(route.MatcherSets) == 0 && len(route.MatcherSetsRaw) == 0 {
-			h.warnOfHandlers(route.Handlers)
+			w.warnOfHandlers(route.Handlers)
 		}
 	}
 }
 
 // gatewaysInFront returns the gateways in front of this one in the same route.
-func (h warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
+func (w warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
 	for _, raw := range route {
 		var config struct {
 			Kind string `json:"handler"`
@@ -401,7 +401,7 @@ func (h warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.M
 		}
 		switch err := json.Unmarshal(raw, &config); {
 		case err != nil || config.Kind != "mcp_gateway":
-		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), h.rawConfig):
+		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), w.rawConfig):
 			return gateways
 		default:
 			config.setDefaults()
@@ -413,19 +413,19 @@ func (h warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.M
 }
 
 // warnOfHandlers warns of handlers in front that prevent requests from reaching the gateway.
-func (h warner) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
+func (w warner) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
 	for _, handler := range inFront {
 		switch handler := handler.(type) {
 		case *Handler:
-			if handler.paths.mcp == h.paths.mcp {
-				h.logger.Warn("another mcp_gateway in front of this one has the same mcp_path: this one gets no requests",
-					zap.String("mcp_path", h.MCPPath))
+			if handler.paths.mcp == w.paths.mcp {
+				w.logger.Warn("another mcp_gateway in front of this one has the same mcp_path: this one gets no requests",
+					zap.String("mcp_path", w.MCPPath))
 			}
 		case *rewrite.Rewrite:
-			if prefix := handler.StripPathPrefix; prefix != "" && strings.HasPrefix(h.MCPPath, prefix) {
-				h.logger.Warn("a handler in front strips the beginning of mcp_path from requests; "+
+			if prefix := handler.StripPathPrefix; prefix != "" && strings.HasPrefix(w.MCPPath, prefix) {
+				w.logger.Warn("a handler in front strips the beginning of mcp_path from requests; "+
 					"use handle instead of handle_path",
-					zap.String("stripped", prefix), zap.String("mcp_path", h.MCPPath))
+					zap.String("stripped", prefix), zap.String("mcp_path", w.MCPPath))
 			}
 		}
 	}

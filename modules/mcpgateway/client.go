@@ -262,8 +262,9 @@ func (r *Rate) validate() error {
 	return nil
 }
 
-// limits converts the rates of a client, or of the gateway if client is empty. The key of a limit does not depend on its numbers, so
-// that requests made before a reload still count if it changes the numbers.
+// limits converts the rates of a client, or of the gateway if client is empty. The key of a limit
+// does not depend on its numbers, so that requests made before a reload still count if it changes
+// the numbers.
 func (a accessCompiler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
 	var limits []access.Limit
 	count := map[string]int{}

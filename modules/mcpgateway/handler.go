@@ -339,8 +339,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
 	h.pins = pinStore{ctx: ctx, logger: h.logger, enabled: h.PinTools}
 	if h.shell == nil {
-		// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and emit
-		// events.
+		// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and
+		// emit events.
 		if err := (lifecycle{h}).subscribe(); err != nil {
 			return err
 		}
@@ -446,8 +446,8 @@ func (h *Handler) Validate() error {
 	return nil
 }
 
-// A lifetime has the contexts that last as long as the configuration. A shell and its handlers share
-// it.
+// A lifetime has the contexts that last as long as the configuration. A shell and its handlers
+// share it.
 type lifetime struct {
 	reauthenticate    context.Context // see [gateway.Config]
 	endReauthenticate context.CancelFunc

@@ -149,8 +149,8 @@ func (l *logins) folder(server string) string {
 // loginsFolder is the folder of all logins in Caddy's storage.
 const loginsFolder = "mcp_gateway/oauth"
 
-// loginKey returns the key that encrypts logins if no session_key is set. It is created on first use
-// and kept in Caddy's storage.
+// loginKey returns the key that encrypts logins if no session_key is set. It is created on first
+// use and kept in Caddy's storage.
 func loginKey(ctx caddy.Context) ([]byte, error) {
 	store, name := ctx.Storage(), path.Join(loginsFolder, "key")
 	if err := store.Lock(ctx, name); err != nil {

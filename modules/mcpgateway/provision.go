@@ -295,8 +295,9 @@ type gateways struct {
 	all []*Handler
 }
 
-// add adds a handler. From then on, no audit line goes to the log of an earlier one. A handler of a liveGateway takes the position of the previous one of the same
-// liveGateway, so that it does not count as newer than the handlers of a later configuration.
+// add adds a handler. From then on, no audit line goes to the log of an earlier one. A handler of a
+// liveGateway takes the position of the previous one of the same liveGateway, so that it does not
+// count as newer than the handlers of a later configuration.
 func (g *gateways) add(h *Handler) {
 	auditMu.Lock()
 	defer auditMu.Unlock()

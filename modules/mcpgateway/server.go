@@ -174,8 +174,8 @@ func (s *Server) config() *upstream.Server {
 	s.server = &upstream.Server{
 		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose, Overrides: s.overrides,
 		Routes: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
-		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.hasMask, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.scope.Context,
-		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
+		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.hasMask, Focus: s.focus, Pins: &s.pins.Pins,
+		Streams: s.streams.scope.Context, ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
 	for _, proxied := range s.upstreams.proxied {
 		s.server.Hosts = append(s.server.Hosts, proxied.Dial)
@@ -350,8 +350,8 @@ var startRecords = caddy.NewUsagePool()
 // Destruct implements caddy.Destructor.
 func (*startRecord) Destruct() error { return nil }
 
-// start starts the eager servers in the background. It is called when the configuration has started,
-// because validation must not start anything. key identifies the gateway over reloads.
+// start starts the eager servers in the background. It is called when the configuration has
+// started, because validation must not start anything. key identifies the gateway over reloads.
 func (st *starter) start(ctx context.Context, servers []*Server, key string) {
 	ctx, st.cancel = context.WithCancel(ctx)
 	st.slots = make(chan struct{}, maxStarting)
