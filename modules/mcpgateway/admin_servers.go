@@ -358,7 +358,7 @@ func (g adminGateway) listClients() []GatewayClient {
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {
 		statusOf(label).Sessions = sessions[label]
 	}
-	g.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
+	g.kept.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
 		status := statusOf(label)
 		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
 		if last := t.Last.Load(); last > 0 {

@@ -19,6 +19,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddytls"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -331,6 +332,14 @@ func (w warner) warnIfOpen() {
 		w.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
 			"add auth or client tokens, bind 127.0.0.1, or allow it with auth none",
 			zap.String("gateway", w.Name), zap.Strings("listen", open))
+	}
+}
+
+// warnOfClients warns of client blocks for clients that cannot be identified.
+func (w warner) warnOfClients() {
+	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
+	if len(w.auth.providers) == 0 && !onStdio && slices.ContainsFunc(w.Clients, named) {
+		w.logger.Warn("client blocks without auth or tokens: only Caddy's authentication can identify these clients")
 	}
 }
 

@@ -282,11 +282,9 @@ type Handler struct {
 	byName  map[string]*Server // by name and alias
 	logins  *logins            // nil if no server has oauth
 
-	retained    *gateway.Retained // state kept over reloads, except clients
-	retainedKey string            // in retainedPool
-	stateKey    string            // key of the gateway's clients in states
-	store       *mcpstore.Store   // shared by replicas; nil without mcp_store
-	templates   *hostedTemplates
+	kept      keptState
+	store     *mcpstore.Store // shared by replicas; nil without mcp_store
+	templates *hostedTemplates
 
 	placeholders *placeholderNames // used by the routes of servers
 
@@ -364,27 +362,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	h.paths = newPaths(h.MCPPath, h.RPCPath)
-	h.byName = make(map[string]*Server)
 	if h.logins, err = newLogins(h); err != nil {
 		return fmt.Errorf("oauth: %w", err)
 	}
-	for i, s := range h.Servers {
-		if s == nil {
-			return fmt.Errorf("servers[%d] is null", i)
-		}
-		s.id, s.source = serverID(h, s), serverSource(s)
-		if err := s.provision(ctx, h); err != nil {
-			return fmt.Errorf("server %q: %w", s.Name, err)
-		}
-		if err := h.pins.open(s); err != nil {
-			return fmt.Errorf("server %q: %w", s.Name, err)
-		}
-		for _, name := range s.names() {
-			if h.byName[name] != nil {
-				return fmt.Errorf("server %q: duplicate name or alias %q", s.Name, name)
-			}
-			h.byName[name] = s
-		}
+	if err := h.provisionServers(ctx); err != nil {
+		return err
 	}
 	if err := h.auth.load(ctx, h); err != nil {
 		return fmt.Errorf("auth: %w", err)
@@ -404,6 +386,30 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.templates = newHostedTemplates(h)
 	if h.logins != nil {
 		h.logins.follow(h.gateway)
+	}
+	return nil
+}
+
+// provisionServers sets up the servers, and their pins.
+func (h *Handler) provisionServers(ctx caddy.Context) error {
+	h.byName = make(map[string]*Server)
+	for i, s := range h.Servers {
+		if s == nil {
+			return fmt.Errorf("servers[%d] is null", i)
+		}
+		s.id, s.source = serverID(h, s), serverSource(s)
+		if err := s.provision(ctx, h); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+		if err := h.pins.open(s); err != nil {
+			return fmt.Errorf("server %q: %w", s.Name, err)
+		}
+		for _, name := range s.names() {
+			if h.byName[name] != nil {
+				return fmt.Errorf("server %q: duplicate name or alias %q", s.Name, name)
+			}
+			h.byName[name] = s
+		}
 	}
 	return nil
 }

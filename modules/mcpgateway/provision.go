@@ -18,7 +18,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
@@ -77,7 +76,7 @@ func (h *Handler) setDefaults() {
 	}
 }
 
-// newGateway creates the gateway, and acquires its retained state.
+// newGateway creates the gateway, and acquires the state that it keeps.
 func (h *Handler) newGateway() error {
 	key, resumable, err := sessionKey(h.SessionKey, h.store)
 	if err != nil {
@@ -123,10 +122,7 @@ func (h *Handler) newGateway() error {
 	if config.Clients, err = compiler.clients(h.Clients); err != nil {
 		return err
 	}
-	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
-	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
-		h.logger.Warn("client blocks without auth or tokens: only Caddy's authentication can identify these clients")
-	}
+	warner{h}.warnOfClients()
 	if config.Limits, err = compiler.limits("gateway", h.Rates, ""); err != nil {
 		return err
 	}
@@ -135,25 +131,54 @@ func (h *Handler) newGateway() error {
 			config.NotificationRoutes = append(config.NotificationRoutes, n.config(h))
 		}
 	}
-	var space *replicas.Space
-	allowWhenDown := false
-	if h.store != nil {
-		space = h.store.Space("gateway\x00" + h.sharedKey())
-		allowWhenDown = h.store.AllowWhenDown
+	if err := h.kept.open(h, key); err != nil {
+		return err
 	}
-	// The key includes the shared store, whose state the retained state mirrors.
-	h.retainedKey = h.reloadKey() + "\x00" + storeID(h.store)
-	retained, _, err := retainedPool.LoadOrNew(h.retainedKey, func() (caddy.Destructor, error) {
-		return gateway.NewRetained(space, allowWhenDown), nil
+	h.gateway = gateway.New(config, h.kept.clients, h.kept.retained)
+	return nil
+}
+
+// closeGateway releases what newGateway acquired.
+func (h *Handler) closeGateway() error {
+	if h.gateway != nil {
+		h.gateway.Close()
+	}
+	return h.kept.close()
+}
+
+// A keptState is the state of a gateway that outlives reloads.
+type keptState struct {
+	clients  *gateway.State    // the clients
+	retained *gateway.Retained // everything else
+
+	clientsKey, retainedKey string // in states and in retainedPool; empty unless open
+}
+
+// states holds the clients of gateways. Gateways with the same name and mcp_path share one state.
+// Its entries are keyed by server, and two servers with the same configuration are one.
+var states = caddy.NewUsagePool()
+
+// retainedPool holds the state of gateways except clients.
+var retainedPool = caddy.NewUsagePool()
+
+// open acquires the state of a gateway that seals session IDs with a key. The keys in the pools
+// include the shared store, whose state it mirrors.
+func (k *keptState) open(h *Handler, key []byte) error {
+	retainedKey := h.reloadKey() + "\x00" + storeID(h.store)
+	retained, _, err := retainedPool.LoadOrNew(retainedKey, func() (caddy.Destructor, error) {
+		if h.store == nil {
+			return gateway.NewRetained(nil, false), nil
+		}
+		return gateway.NewRetained(h.store.Space("gateway\x00"+h.sharedKey()), h.store.AllowWhenDown), nil
 	})
 	if err != nil {
 		return err
 	}
-	h.retained = retained.(*gateway.Retained)
+	k.retained, k.retainedKey = retained.(*gateway.Retained), retainedKey
 	sealedBy := sha256.Sum256(key) // clients are found by their sealed session IDs
 	scope := h.sharedKey() + "\x00" + string(sealedBy[:])
-	h.stateKey = scope + storeID(h.store)
-	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
+	clientsKey := scope + storeID(h.store)
+	clients, _, err := states.LoadOrNew(clientsKey, func() (caddy.Destructor, error) {
 		if h.store == nil {
 			return gateway.NewState(nil), nil
 		}
@@ -162,28 +187,22 @@ func (h *Handler) newGateway() error {
 	if err != nil {
 		return err
 	}
-	h.gateway = gateway.New(config, state.(*gateway.State), h.retained)
+	k.clients, k.clientsKey = clients.(*gateway.State), clientsKey
 	return nil
 }
 
-// closeGateway releases what newGateway acquired.
-func (h *Handler) closeGateway() error {
-	var err error
-	if h.gateway != nil {
-		h.gateway.Close()
-		_, err = states.Delete(h.stateKey)
+// close releases the state.
+func (k *keptState) close() (err error) {
+	if k.clientsKey != "" {
+		_, err = states.Delete(k.clientsKey)
 	}
-	if h.retained != nil {
-		_, released := retainedPool.Delete(h.retainedKey)
+	if k.retainedKey != "" {
+		_, released := retainedPool.Delete(k.retainedKey)
 		err = errors.Join(err, released)
 	}
+	k.clientsKey, k.retainedKey = "", ""
 	return err
 }
-
-// states holds the clients of gateways, so that they outlive reloads. Gateways with the same name
-// and mcp_path share one state. Its entries are keyed by server, and two servers with the same
-// configuration are one.
-var states = caddy.NewUsagePool()
 
 // storeID returns the ID of the store that replicas share, or "" if it is nil.
 func storeID(store *mcpstore.Store) string {
@@ -192,9 +211,6 @@ func storeID(store *mcpstore.Store) string {
 	}
 	return string(store.ID[:])
 }
-
-// retainedPool holds the state that gateways keep over reloads, except clients.
-var retainedPool = caddy.NewUsagePool()
 
 func (h *Handler) naming() mcp.Naming {
 	if h.Separator == noSeparator {

@@ -222,7 +222,7 @@ func putAt(t *testing.T, h *Handler, name, text string) error {
 
 // templatesOf returns the names of the templates that a replica hosts.
 func templatesOf(h *Handler) (names []string) {
-	for _, template := range h.retained.Templates.All() {
+	for _, template := range h.kept.retained.Templates.All() {
 		names = append(names, template.Name)
 	}
 	return names
@@ -443,7 +443,7 @@ func TestReplicasShareGuesses(t *testing.T) { // R14
 // wantUnchecked checks that the gateway refuses a request because the store is unavailable.
 func wantUnchecked(t *testing.T, h *Handler, r *http.Request, message string) {
 	t.Helper()
-	denied := &h.retained.Usage.Tally(access.Anonymous).Denied
+	denied := &h.kept.retained.Usage.Tally(access.Anonymous).Denied
 	before := denied.Load()
 	w := serve(t, h, r)
 	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" ||

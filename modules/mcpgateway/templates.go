@@ -34,7 +34,7 @@ const maxSharedTemplates = 4 << 20
 // newHostedTemplates returns the templates of a gateway. It applies the shared templates whenever
 // another replica changes them. If the store has lost them, it stores those of this replica.
 func newHostedTemplates(h *Handler) *hostedTemplates {
-	t := &hostedTemplates{gateway: h.gateway, here: h.retained.Templates, key: h.sharedKey()}
+	t := &hostedTemplates{gateway: h.gateway, here: h.kept.retained.Templates, key: h.sharedKey()}
 	if h.store != nil {
 		t.shared = h.store.Space("templates")
 		t.stop = t.shared.Follow(t.key, func(ctx context.Context, _ string) error {

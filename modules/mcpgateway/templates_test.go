@@ -68,7 +68,7 @@ func TestTemplatesOfRemovedServers(t *testing.T) { // A67, A69
 			if got := listTemplates(t, tt.h); got != tt.listed {
 				t.Errorf("got %s, want %s", got, tt.listed)
 			}
-			if got := len(tt.h.retained.Templates.All()); got != 4 {
+			if got := len(tt.h.kept.retained.Templates.All()); got != 4 {
 				t.Errorf("%d templates kept, want 4", got)
 			}
 		})
