@@ -103,11 +103,11 @@ func adminRoutes() []adminRoute {
 		{get, root + "/calls", "the last calls, at most ?limit=; with ?client=, ?server=, ?tool= or ?outcome= only " +
 			"matching calls, with ?after= only calls after the one with this id", (*adminCall).listCalls},
 		{get, root + "/calls/{id}", "one call, with its arguments and result if the gateway records them",
-			(*adminCall).showCall},
+			onCall((*adminCall).showCall)},
 		{get, root + "/calls/{id}/originals/{original}", "the original of a text that was cut in the result of a call, " +
-			"if it is kept", (*adminCall).showOriginal},
+			"if it is kept", onCall((*adminCall).showOriginal)},
 		{get, root + "/conversations", "what tool_result_mask has removed from requests to models, by route",
-			(*adminCall).listConversations},
+			listConversations},
 		{get, root + "/clients", "the clients: their rules, sessions, requests and refusals",
 			listOf(adminGateway.listClients)},
 		{get, root + "/metrics", "all metrics of these modules", (*adminCall).showMetrics},

@@ -145,35 +145,27 @@ func (c *adminCall) listCalls() (int, any, error) {
 	return http.StatusOK, calls, nil
 }
 
-// showCall returns a call, with its arguments and result if they are kept.
-func (c *adminCall) showCall() (int, any, error) {
-	call, err := c.findCall()
-	if err != nil {
-		return 0, nil, err
+// onCall returns a function that serves requests about the call with the ID in the path.
+func onCall(serve func(*adminCall, *activity.Call) (int, any, error)) adminFunc {
+	return func(c *adminCall) (int, any, error) {
+		id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
+		if err != nil {
+			return 0, nil, invalidRequest(errors.New("id: must be a number"))
+		}
+		call := activity.Process.Call(id)
+		if call == nil {
+			return 0, nil, notFound("call %d is not kept", id)
+		}
+		return serve(c, call)
 	}
-	return http.StatusOK, call, nil
 }
 
-// findCall returns the call with the ID in the path.
-func (c *adminCall) findCall() (*activity.Call, error) {
-	id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
-	if err != nil {
-		return nil, invalidRequest(errors.New("id: must be a number"))
-	}
-	call := activity.Process.Call(id)
-	if call == nil {
-		return nil, notFound("call %d is not kept", id)
-	}
-	return call, nil
-}
+// showCall returns a call, with its arguments and result if they are kept.
+func (*adminCall) showCall(call *activity.Call) (int, any, error) { return http.StatusOK, call, nil }
 
 // showOriginal returns the original of a text that was cut in the result of a call, while it is
 // kept.
-func (c *adminCall) showOriginal() (int, any, error) {
-	call, err := c.findCall()
-	if err != nil {
-		return 0, nil, err
-	}
+func (c *adminCall) showOriginal(call *activity.Call) (int, any, error) {
 	id := c.r.PathValue("original")
 	if slices.Contains(call.Originals, id) { // no originals of other calls
 		for _, h := range registry.current() {
@@ -188,7 +180,7 @@ func (c *adminCall) showOriginal() (int, any, error) {
 	return 0, nil, notFound("original %q of call %d is not kept", id, call.ID)
 }
 
-func (c *adminCall) listConversations() (int, any, error) {
+func listConversations(*adminCall) (int, any, error) {
 	return http.StatusOK, activity.Models.Routes(), nil
 }
 
