@@ -155,20 +155,6 @@ func (p *profile) noteLeftOut(s *upstream.Server) {
 	s.Missing.Store(true)
 }
 
-// serverAvailable notifies clients that got responses without the server.
-func (g *Gateway) serverAvailable(s *upstream.Server) {
-	if !s.Missing.Swap(false) {
-		return
-	}
-	affected := map[string]bool{}
-	g.audiences.each(func(a *audience) { affected[a.key] = a.profile(s.ID).noteAvailable() })
-	for _, stream := range g.streams.of(g) {
-		if affected[stream.req.client.audience] && g.rules.Sees(stream.req.caller.Identity, s.Name) {
-			stream.announceAsync(mcp.Tools, mcp.Prompts, mcp.Resources)
-		}
-	}
-}
-
 // noteAvailable notes that the server is available, and reports whether clients got responses
 // without it. Clients without a stream are notified when they open one.
 func (p *profile) noteAvailable() (missing bool) {

@@ -343,15 +343,3 @@ func (g *Gateway) Account(identity string) string {
 	caller := g.rules.Caller(identity)
 	return caller.Account()
 }
-
-// LoginChanged notifies clients that the login at a server has changed: the clients of one account,
-// or all if the login is shared.
-func (g *Gateway) LoginChanged(server, account string, shared bool) {
-	s := g.servers[server]
-	if s == nil {
-		return
-	}
-	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account }, func(l *link) {
-		l.markLost(g, l.session.current().Session) // the session may belong to another account
-	})
-}

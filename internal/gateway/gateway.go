@@ -49,7 +49,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -62,7 +61,7 @@ type Gateway struct {
 	info    mcp.Implementation
 	servers map[string]*upstream.Server // by name and alias
 	names   names
-	ids     map[string]*upstream.Server // by ID
+	byID    map[string]*upstream.Server
 	rules   *access.Rules
 	sealer  sealer
 	gate    *inbound.Gate
@@ -93,7 +92,7 @@ type succession struct {
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
 		config:   config,
-		ids:      map[string]*upstream.Server{},
+		byID:     map[string]*upstream.Server{},
 		State:    state,
 		Retained: retained,
 	}
@@ -107,7 +106,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	}
 	g.sealer = sealer{g.shared.Sealer}
 	for _, s := range config.Servers {
-		g.ids[s.ID] = s
+		g.byID[s.ID] = s
 		g.fingerprint += s.ID + "\x00"
 		s.SideRequests.Max = maxServerSideRequests
 		g.shared.Retained.ToolsChanged(s)
@@ -146,9 +145,6 @@ func (g *Gateway) WaitForSideRequests() {
 		s.SideRequests.Close()
 	}
 }
-
-// byID returns the server with an ID, nil if there is none.
-func (g *Gateway) byID(id string) *upstream.Server { return g.ids[id] }
 
 // exiting reports whether Caddy exits, so that requests end although their clients are still
 // connected.
@@ -260,63 +256,6 @@ type Observer interface {
 
 	// ToolMissing is called when a server does not list a tool that has a [toolview.Override].
 	ToolMissing(server, tool string)
-}
-
-// Refresh drops the cached lists of a server on all replicas and sends list-changed notifications.
-// It returns the number of streams notified by this replica.
-func (g *Gateway) Refresh(server string) (notified int) {
-	s := g.servers[server]
-	if s == nil {
-		return 0
-	}
-	defer g.replicaSync.serverRefreshed(s)
-	return g.forgetLists(s)
-}
-
-// RefreshLocal is like Refresh, for this replica only.
-func (g *Gateway) RefreshLocal(server string) {
-	if s := g.servers[server]; s != nil {
-		g.forgetLists(s)
-	}
-}
-
-// forgetLists drops the cached lists of a server and notifies clients.
-func (g *Gateway) forgetLists(s *upstream.Server) (notified int) {
-	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, catalog.EveryKind...) })
-}
-
-// refresh drops the cached facts about a server for the identities that concerns selects, calls
-// forget for their links, and notifies these clients.
-func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (notified int) {
-	g.shared.Retained.ToolsChanged(s)
-	g.audiences.each(func(a *audience) {
-		if concerns(a.identity) {
-			a.profile(s.ID).forget()
-		}
-	})
-	for _, c := range g.clients() {
-		if l := c.existingLink(s); l != nil && concerns(c.identity) {
-			forget(l)
-		}
-	}
-	sees := func(identity string) bool { return g.rules.Sees(identity, s.Name) && concerns(identity) }
-	return g.announce(sees, mcp.Tools, mcp.Prompts, mcp.Resources)
-}
-
-// TemplatesChanged notifies clients that the templates of the gateway itself have changed.
-func (g *Gateway) TemplatesChanged() {
-	g.announce(func(string) bool { return true }, mcp.Resources)
-}
-
-// announce sends list-changed notifications to the open streams of the selected identities.
-func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (notified int) {
-	for _, s := range g.streams.of(g) {
-		if concerns(s.req.caller.Identity) {
-			s.announceAsync(changed...)
-			notified++
-		}
-	}
-	return notified
 }
 
 // Sessions returns the number of remembered client sessions, by metrics label and client name.

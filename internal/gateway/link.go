@@ -355,7 +355,7 @@ func (l *link) end(sc scope) {
 
 // linkServer returns the server of a link, nil if it no longer exists. Another server may have its
 // name.
-func (g *Gateway) linkServer(l *link) *upstream.Server { return g.ids[l.serverID] }
+func (g *Gateway) linkServer(l *link) *upstream.Server { return g.byID[l.serverID] }
 
 // exchange returns an exchange with the server of a link. The response goes to a Reader. m is the
 // message to send; nil for requests without one.

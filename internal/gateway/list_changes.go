@@ -5,10 +5,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // listChanges are the lists that have changed, by server ID and method of the notification.
@@ -126,70 +122,10 @@ func (b *listBroadcast) receive(from string, all listChanges) {
 	for server, changes := range all {
 		for notice, affected := range changes {
 			for _, g := range b.state.gateways() {
-				if s := g.byID(server); s != nil && affected != nil {
-					g.listsChangedAtReplica(s, notice, affected, "replica "+from)
+				if s := g.byID[server]; s != nil && affected != nil {
+					g.notifier().listsChanged(s, notice, affected, "replica "+from)
 				}
 			}
-		}
-	}
-}
-
-// ChildListChanged tells other replicas about a list-changed notification of a child process, for
-// sessions without an open stream. It does not block.
-func (g *Gateway) ChildListChanged(server, notice string, unread []string) {
-	s := g.servers[server]
-	if g.replicaSync == nil || s == nil || len(unread) == 0 {
-		return
-	}
-	concerned := setOf(unread)
-	var links []*link
-	for _, c := range g.clients() {
-		if l := c.existingLink(s); l != nil && concerned[l.session.current().Session] {
-			links = append(links, l)
-		}
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(links) > 0 && !g.ended {
-		g.running.Go(func() { g.replicaSync.listsChanged(notice, links...) })
-	}
-}
-
-// listsChangedAtReplica invalidates lists and notifies clients, as if the server had sent the
-// notification to this replica.
-func (g *Gateway) listsChangedAtReplica(s *upstream.Server, notice string, affected *affectedClients, source string) {
-	if notice == mcp.ListKinds[mcp.Tools].Notice {
-		g.shared.Retained.ToolsChanged(s)
-	}
-	sessions, audiences := setOf(affected.Sessions), setOf(affected.Audiences)
-	for _, c := range g.clients() {
-		l := c.existingLink(s)
-		if l == nil {
-			continue
-		}
-		if hash := g.endedKey(c); affected.All || sessions[hex.EncodeToString(hash[:])] {
-			if own := l.ownLists(); own != nil {
-				own.Changed(notice, source)
-			}
-		}
-	}
-	var keys []string
-	g.audiences.each(func(a *audience) {
-		if (affected.All || audiences[hex.EncodeToString([]byte(a.key))]) && a.profile(s.ID).lists.Changed(notice, source) {
-			keys = append(keys, a.key)
-		}
-	})
-	var m jsonrpc.Message
-	if m.Read(jsonrpc.Notification(notice, nil)) != nil {
-		return
-	}
-	for _, audience := range keys {
-		listeners := g.streams.followers(audience, s.ID)
-		if s.ChildrenOnly { // streams of this replica listen to another child process
-			listeners = g.streams.seeing(audience, s.ID)
-		}
-		for _, stream := range listeners {
-			stream.work.runAsync(func() { stream.deliver(g, newLink(stream.req.client, s), &m, "") })
 		}
 	}
 }

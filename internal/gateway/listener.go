@@ -61,7 +61,7 @@ func (li *listener) listen(ctx context.Context, onStarted func()) {
 	s := li.stream
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
-		server := g.byID(li.key.serverID)
+		server := g.byID[li.key.serverID]
 		if server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
 			return
 		}
@@ -88,7 +88,7 @@ func (li *listener) handOver() {
 	}
 	req, id := &li.stream.req, li.key.serverID
 	for _, other := range req.g.streams.followers(req.client.audience, id) {
-		server := other.g.Load().byID(id)
+		server := other.g.Load().byID[id]
 		if server == nil || !other.wants.wantsChanges(li.profile.lastInfo()) {
 			continue
 		}

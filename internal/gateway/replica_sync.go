@@ -166,8 +166,8 @@ func (rs *replicaSync) isRelevant(text []byte) bool {
 // receiveRefresh refreshes a server for another replica.
 func (rs *replicaSync) receiveRefresh(server string) {
 	for _, g := range rs.state.gateways() {
-		if s := g.byID(server); s != nil {
-			g.forgetLists(s)
+		if s := g.byID[server]; s != nil {
+			g.notifier().forgetLists(s)
 		}
 	}
 }
@@ -292,7 +292,7 @@ func (all gatewayList) logger() *zap.Logger {
 // server returns the server with an ID from the newest Gateway that has it, nil if none does.
 func (all gatewayList) server(id string) *upstream.Server {
 	for _, g := range slices.Backward(all) {
-		if s := g.byID(id); s != nil {
+		if s := g.byID[id]; s != nil {
 			return s
 		}
 	}
@@ -359,7 +359,7 @@ func (s *stream) receiveFromReplica(rs *replicaSync, text []byte) {
 	}
 	rs.work.add(c, len(text), func() {
 		g := s.g.Load()
-		server := g.byID(msg.Said.Server)
+		server := g.byID[msg.Said.Server]
 		if server == nil || isListChange(&m) && !s.work.listensTo(server.ID) || !s.accepts(g, c.linkTo(server), &m) {
 			return
 		}

@@ -127,7 +127,7 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 			info, _ := p.getInfo(bg.scope, req.client, s)
 			arrivals <- func() { infos[i], arrived[i] = info, true }
 			if info != nil {
-				req.g.serverAvailable(s)
+				req.g.notifier().serverAvailable(s)
 			}
 		})
 	}

@@ -468,7 +468,7 @@ func (s *stream) apply(change *sessionChange) {
 		sending.Wait()
 		return
 	}
-	server := g.byID(change.Server)
+	server := g.byID[change.Server]
 	if server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
 		return
 	}

@@ -230,14 +230,14 @@ func (s *stream) move(from, to *Gateway) {
 	viewChanged := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
 	changed := viewChanged || len(before) != len(now)
 	stopped := s.work.stopWhere(func(id string) bool {
-		server := to.byID(id)
+		server := to.byID[id]
 		return viewChanged || server == nil || !to.rules.Sees(identity, server.Name)
 	})
 	for _, li := range stopped {
 		li.handOver()
 	}
 	for _, server := range now {
-		if viewChanged || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
+		if viewChanged || from.byID[server.ID] == nil || !from.rules.Sees(identity, server.Name) {
 			changed = true
 			s.listenToServer(server, "", func() {})
 		}
@@ -477,7 +477,7 @@ func (all *openStreams) seeing(audience, serverID string) (streams []*stream) {
 	defer all.mu.Unlock()
 	for s := range all.byAudience[audience] {
 		g := s.g.Load()
-		if server := g.byID(serverID); server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
+		if server := g.byID[serverID]; server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
 			continue
 		}
 		if s.ctx.Err() == nil {
