@@ -298,7 +298,7 @@ func (f clientFinder) modern() (*client, *jsonrpc.Failure) {
 	var room [8]string
 	names := upstream.HeaderNames(room[:0], f.HTTP.Header, upstream.IsIdentifying)
 	key := f.audience(names, intro.capabilities, intro.info)
-	return f.g.State.client(key, func() *client {
+	return f.g.clients.get(key, func() *client {
 		// Clone: they outlive the message.
 		intro.capabilities, intro.info = slices.Clone(intro.capabilities), slices.Clone(intro.info)
 		c := newClient(mcp.Modern, mcp.Stateless, f.Caller.Identity, f.Caller.Owner(), intro.complete())
@@ -310,7 +310,7 @@ func (f clientFinder) modern() (*client, *jsonrpc.Failure) {
 // ofSession returns the client of a session. The caller must release it.
 func (f clientFinder) ofSession(id string) (*client, *jsonrpc.Failure) {
 	g := f.g
-	c := g.State.client(id, func() *client {
+	c := g.clients.get(id, func() *client {
 		t, ok := g.sealer.openTicket(id)
 		if !ok || t.Identity != f.Caller.Identity {
 			return nil // the session belongs to another client: do not store this one's headers for it
@@ -322,19 +322,20 @@ func (f clientFinder) ofSession(id string) (*client, *jsonrpc.Failure) {
 		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
 		c.issued = time.Unix(t.Issued, 0)
 		f.beginSession(c)
-		return c.restore(t.Links, g.config.Servers)
+		t.restoreLinks(c, g.config.Servers)
+		return c
 	})
 	switch {
 	case c == nil:
 		return nil, jsonrpc.UnknownSession()
 	case c.identity != f.Caller.Identity:
-		g.release(c)
+		g.clients.release(c)
 		return nil, jsonrpc.UnknownSession()
 	}
 	g.replicaSync.syncSession(f.ctx, c)
 	switch {
-	case g.hasEnded(c):
-		g.release(c)
+	case g.endedSessions.has(c):
+		g.clients.release(c)
 		return nil, jsonrpc.UnknownSession()
 	case !c.isolated.Load() && f.fingerprint() != c.fingerprint:
 		c.isolated.Store(true)

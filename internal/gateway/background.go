@@ -60,7 +60,7 @@ func (bg *background) Go(f func()) {
 		defer func() { <-bg.slots }()
 		f()
 	}
-	if !bg.g.runFor(bg.client, run) {
+	if !bg.g.clients.runFor(bg.client, run) {
 		bg.cancel() // the gateway is closed
 		run()
 	}
@@ -99,22 +99,6 @@ func (bg *background) done() {
 		bg.releaseQuota()
 		bg.cancel()
 	}
-}
-
-// runFor runs f in a goroutine and keeps the client in memory until f returns. It reports false if
-// the State has ended.
-func (s *State) runFor(c *client, f func()) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended {
-		return false
-	}
-	c.refs++
-	s.running.Go(func() {
-		defer s.release(c)
-		f()
-	})
-	return true
 }
 
 // collect runs n functions that arrive from the goroutines of the background, and reports whether
@@ -195,7 +179,7 @@ func (l *link) retry(sc scope, s *upstream.Server) {
 			_ = l.connect(sc, true) // notes and logs the failure
 		}
 	}
-	if !sc.g.runFor(l.client, reconnect) {
+	if !sc.g.clients.runFor(l.client, reconnect) {
 		s.EndRetrying()
 	}
 }

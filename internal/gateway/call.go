@@ -249,7 +249,7 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 // holds it.
 func (c *call) send() *jsonrpc.Failure {
 	key, replica := legacyRelay{c}.key()
-	isRemote := replica != "" && c.g.peers != nil && replica != c.g.State.space.Replica
+	isRemote := c.g.continuations.isElsewhere(replica)
 	if !isRemote {
 		if failure := c.learnTool(); failure != nil {
 			return failure

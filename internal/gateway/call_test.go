@@ -342,7 +342,7 @@ func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 		if n := p.count("DELETE"); n != clients {
 			t.Errorf("%d of %d sessions were ended", n, clients)
 		}
-		if most, places := ends.most.Load(), int32(cap(g.ending)); most > places {
+		if most, places := ends.most.Load(), int32(cap(g.clients.ending)); most > places {
 			t.Errorf("%d at once, want %d", most, places)
 		}
 	})
@@ -485,10 +485,10 @@ func TestAnsweredCallsEnd(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if !ended.Load() || len(g.busy) > 0 {
-			t.Errorf("ended: %t; %d clients are busy", ended.Load(), len(g.busy))
+		g.clients.mu.Lock()
+		defer g.clients.mu.Unlock()
+		if busy := len(g.clients.busy); !ended.Load() || busy > 0 {
+			t.Errorf("ended: %t; %d clients are busy", ended.Load(), busy)
 		}
 	})
 }
@@ -690,9 +690,9 @@ func TestQuotaOfEndedCalls(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				g.mu.Lock()
-				held := len(g.held)
-				g.mu.Unlock()
+				g.waiting.mu.Lock()
+				held := len(g.waiting.byKey)
+				g.waiting.mu.Unlock()
 				if held > 0 {
 					t.Errorf("%d calls are still held", held)
 				}

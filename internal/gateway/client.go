@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"context"
 	"crypto/sha256"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -19,11 +21,10 @@ import (
 
 // A client is a legacy session, or all modern requests that seem to come from the same client.
 type client struct {
-	key         string   // key in State
-	endedKey    [16]byte // key in State.endedSessions, computed when first needed; guarded by State.mu
-	refs        int      // number of users; guarded by State.mu
-	audience    string   // key of the audience
-	fingerprint uint64   // of the request that began the session, see [aggregateRequest.fingerprint]
+	key         string // key in the clientTable
+	refs        int    // number of users; guarded by clientTable.mu
+	audience    string // key of the audience
+	fingerprint uint64 // of the request that began the session, see [aggregateRequest.fingerprint]
 
 	era          mcp.Era
 	version      string
@@ -47,6 +48,7 @@ type client struct {
 	links   []*link   // sorted by server ID
 	streams []*stream // newest first: connections of older ones may be dead
 	level   string    // log level that the client wants
+	hash    [16]byte  // of key, computed when first needed
 }
 
 func newClient(era mcp.Era, version, identity, owner string, intro *introduction) *client {
@@ -59,6 +61,22 @@ func (c *client) joinAudience(g *Gateway, key string) {
 	c.audience = key
 	a := g.audience(c)
 	c.audience, c.introduction = a.key, a.introduction
+}
+
+// keyHash returns the hash of the client's key.
+func (c *client) keyHash() [16]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hash == [16]byte{} {
+		c.hash = hashKey(c.key)
+	}
+	return c.hash
+}
+
+// hashKey returns the hash of the key of a client.
+func hashKey(key string) [16]byte {
+	sum := sha256.Sum256([]byte(key))
+	return [16]byte(sum[:])
 }
 
 // size returns the approximate memory use of an idle client.
@@ -250,95 +268,220 @@ func (g *Gateway) callerOf(c *client) access.Caller {
 	return caller
 }
 
-// sessionTime is the lifetime of a session. A replica that has not learned about the end of a
-// session accepts its id until then.
-const sessionTime = 7 * 24 * time.Hour
+// A clientTable has the clients that are remembered. If its lock is held together with State.mu,
+// State.mu is locked first.
+type clientTable struct {
+	running       *sync.WaitGroup // background work
+	ending        chan struct{}   // one token per session that is being ended, to limit them
+	subscriptions *quota.Meter    // resource subscriptions
+	sweep         func()          // called regularly while there is something to expire
 
-// endedSessions are the sessions that ended before sessionTime. It is guarded by State.mu.
-type endedSessions struct {
-	ids *quota.Cache[[16]byte, endedSession] // by hash of the session id
-
-	// cutoffs are for owners with too many ended sessions: all sessions of the owner that began up
-	// to this time count as ended.
-	cutoffs map[string]time.Time
-}
-
-// An endedSession is a session that has ended.
-type endedSession struct {
-	owner  string
-	issued time.Time
+	mu       sync.Mutex
+	busy     map[string]*client            // clients in use
+	idle     *quota.Cache[string, *client] // recently used clients; may contain busy ones
+	resting  *quota.Cache[string, *client] // older sessions with state that their ids do not carry
+	sweeping *time.Timer                   // nil if there is nothing to expire
+	gateways gatewayList                   // they end the sessions of forgotten clients
+	ended    bool
 }
 
 const (
-	maxEndedSessions = 100_000 // 30 MB
-	maxEndedOwners   = 1_000
+	// idleTime is how long an idle client is remembered. Modern clients never say that they are
+	// done, so the gateway then ends their sessions with legacy servers. Legacy sessions can
+	// continue from their ids.
+	idleTime = 30 * time.Minute
+
+	// restTime is how long a legacy session is remembered after that, if it has subscriptions or a
+	// log level, which its id does not carry.
+	restTime = 24 * time.Hour
 )
 
-var endedSessionsQuota = quota.NewKind("ended_sessions")
+func newClientTable(running *sync.WaitGroup, subscriptions *quota.Meter, sweep func()) *clientTable {
+	t := &clientTable{
+		running: running, ending: make(chan struct{}, 16), subscriptions: subscriptions, sweep: sweep,
+		busy: map[string]*client{},
+	}
+	t.idle = quota.NewCache(clientsQuota, clientLimits(0), idleTime, func(_ string, c *client) { t.forget(c) })
+	unsubscribe := func(_ string, c *client) { c.unsubscribe(subscriptions) }
+	t.resting = quota.NewCache(restingQuota, clientLimits(0), restTime, unsubscribe)
+	return t
+}
 
-func newEndedSessions() endedSessions {
-	ended := endedSessions{cutoffs: map[string]time.Time{}}
-	onEvict := func(_ [16]byte, s endedSession) {
-		if time.Since(s.issued) < sessionTime && ended.cutoffs[s.owner].Before(s.issued) {
-			ended.cutoffs[s.owner] = s.issued
+// clientLimits returns the limits for a number of clients. It reserves 4 KiB for each; most need
+// less.
+func clientLimits(clients int) quota.Limits {
+	return quota.Limits{Entries: clients, Bytes: int64(max(clients, 64)) << 12}
+}
+
+// get returns the client with a key, or adds the one that make returns. The caller must release
+// it.
+func (t *clientTable) get(key string, make func() *client) *client {
+	if c := t.lookUp(key, nil); c != nil {
+		return c
+	}
+	c := make() // without the lock: this may take a while
+	if c == nil {
+		return nil
+	}
+	return t.lookUp(key, c)
+}
+
+// lookUp returns the client with a key. If there is none, it adds a client, unless add is nil.
+func (t *clientTable) lookUp(key string, add *client) *client {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.busy[key]
+	if c == nil {
+		if c, _ = t.idle.Get(key); c == nil {
+			c, _ = t.resting.Remove(key)
 		}
-	}
-	ended.ids = quota.NewCache(endedSessionsQuota, quota.Limits{Entries: maxEndedSessions}, sessionTime, onEvict)
-	return ended
-}
-
-// add adds a session that has ended.
-func (ended *endedSessions) add(key [16]byte, s endedSession) {
-	ended.ids.Put(s.owner, key, s, 0)
-	if len(ended.cutoffs) > maxEndedOwners {
-		ended.forgetOldest()
-	}
-}
-
-// forgetOldest makes room for another owner. The forgotten owner can use its own ended sessions
-// again until they expire. The alternative would be to end sessions of other owners.
-func (ended *endedSessions) forgetOldest() {
-	var oldest string
-	for owner, until := range ended.cutoffs {
-		if oldest == "" || until.Before(ended.cutoffs[oldest]) {
-			oldest = owner
+		if c == nil {
+			c = add
 		}
+		if c == nil {
+			return nil
+		}
+		if c.key == "" {
+			c.key = key
+		}
+		t.busy[c.key] = c // share the string: session ids are long
 	}
-	delete(ended.cutoffs, oldest)
+	c.refs++
+	return c
 }
 
-// endedKey returns the key of a session in endedSessions. The caller holds State.mu.
-func endedKey(c *client) [16]byte {
-	if c.endedKey == [16]byte{} {
-		c.endedKey = endedKeyOf(c.key)
+// addRef adds a reference to a client in use.
+func (t *clientTable) addRef(c *client) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.refs++
+}
+
+// release drops a reference to a client. Without references, the client becomes idle.
+func (t *clientTable) release(c *client) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c.refs--
+	if c.refs > 0 || c.key == "" {
+		return
 	}
-	return c.endedKey
+	delete(t.busy, c.key)
+	if t.ended || c.ended.Load() {
+		t.idle.Remove(c.key)
+		c.unsubscribe(t.subscriptions)
+		return
+	}
+	if bytes := c.size(); !t.idle.Put(c.owner, c.key, c, bytes) {
+		t.forget(c)
+	}
+	if t.sweeping == nil {
+		t.sweeping = time.AfterFunc(idleTime/10, t.sweep)
+	}
 }
 
-// endedKey returns the key of a session in endedSessions.
-func (s *State) endedKey(c *client) [16]byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return endedKey(c)
+// expire forgets expired clients and calls others, with the lock held. That reports whether anything
+// else is left that can expire.
+func (t *clientTable) expire(others func() (left bool)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.idle.Expire()
+	t.resting.Expire()
+	if left := others(); t.ended || !left && t.idle.Len() == 0 && t.resting.Len() == 0 {
+		t.sweeping = nil
+		return
+	}
+	t.sweeping.Reset(idleTime / 10)
 }
 
-// endedKeyOf returns the key for a session id.
-func endedKeyOf(id string) [16]byte {
-	sum := sha256.Sum256([]byte(id))
-	return [16]byte(sum[:])
-}
-
-// restore adds the links of a ticket to a client.
-func (c *client) restore(tickets map[string]linkTicket, servers []*upstream.Server) *client {
-	for _, s := range servers {
-		t, ok := tickets[s.Name]
-		if !ok || t.Server != s.ShortID() {
+// forget forgets a client, unless it is in use. The caller holds the lock.
+func (t *clientTable) forget(c *client) {
+	if c.refs > 0 {
+		return
+	}
+	if c.era == mcp.Legacy {
+		if c.hasUncarriedState() && !t.resting.Put(c.owner, c.key, c, c.size()) {
+			c.unsubscribe(t.subscriptions)
+		}
+		return // the session id stays valid
+	}
+	for _, l := range c.allLinks() {
+		g := t.gateways.ofLink(l)
+		if g == nil || l.endRequest == nil {
 			continue
 		}
-		l := c.linkTo(s)
-		t.Server = ""
-		l.session.use(t)
-		l.session.noteOpened(nil)
+		t.running.Go(func() {
+			t.ending <- struct{}{}
+			defer func() { <-t.ending }()
+			ctx, cancel := context.WithTimeout(context.Background(), g.config.JoinTimeout)
+			defer cancel()
+			l.end(scope{ctx: ctx, g: g, r: l.endRequest})
+		})
 	}
-	return c
+}
+
+// runFor runs f in a goroutine and keeps the client in memory until f returns. It reports false if
+// the State has ended.
+func (t *clientTable) runFor(c *client, f func()) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended {
+		return false
+	}
+	c.refs++
+	t.running.Go(func() {
+		defer t.release(c)
+		f()
+	})
+	return true
+}
+
+// noteParked removes a client with a parked stream from the idle clients, until it is released.
+func (t *clientTable) noteParked(c *client) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.idle.Remove(c.key)
+}
+
+// follow notes the Gateways that serve now. The newest one sets the number of clients to remember.
+func (t *clientTable) follow(all gatewayList) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.gateways = slices.Clone(all)
+	if latest := all.latest(); latest != nil {
+		t.setLimits(latest.config.MaxClients)
+	}
+}
+
+// setLimits sets the number of clients to remember. The caller holds the lock.
+func (t *clientTable) setLimits(clients int) {
+	t.idle.SetLimits(clientLimits(clients))
+	t.resting.SetLimits(clientLimits(clients))
+}
+
+// all returns all clients.
+func (t *clientTable) all() []*client {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	all := slices.Collect(maps.Values(t.busy))
+	for key, c := range t.idle.All {
+		if t.busy[key] == nil {
+			all = append(all, c)
+		}
+	}
+	for _, c := range t.resting.All {
+		all = append(all, c)
+	}
+	return all
+}
+
+// close forgets all clients that are not in use, and the others when they are released.
+func (t *clientTable) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = true
+	if t.sweeping != nil {
+		t.sweeping.Stop()
+	}
+	t.idle.Close()
+	t.resting.Close()
 }

@@ -425,9 +425,9 @@ func TestTooManyEndedSessions(t *testing.T) {
 	session := func(owner string, i int) *client {
 		return &client{owner: owner, key: fmt.Sprint(owner, i), issued: began.Add(time.Duration(i) * time.Millisecond)}
 	}
-	s.endSession(session("bob", 1))
+	s.endedSessions.end(session("bob", 1))
 	for i := range maxEndedSessions + 10 {
-		s.endSession(session("ann", i))
+		s.endedSessions.end(session("ann", i))
 	}
 	for _, tt := range []struct {
 		owner string
@@ -438,7 +438,7 @@ func TestTooManyEndedSessions(t *testing.T) {
 		{"ann", maxEndedSessions + 20, false},
 		{"bob", 0, false}, {"bob", 1, true}, {"bob", 2, false},
 	} {
-		if got := s.hasEnded(session(tt.owner, tt.i)); got != tt.want {
+		if got := s.endedSessions.has(session(tt.owner, tt.i)); got != tt.want {
 			t.Errorf("session %d of %s has ended: %t", tt.i, tt.owner, got)
 		}
 	}
@@ -447,13 +447,13 @@ func TestTooManyEndedSessions(t *testing.T) {
 	s = NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	for i := range maxEndedSessions + 2*maxEndedOwners {
-		s.endSession(session(fmt.Sprint("owner", i), 500))
+		s.endedSessions.end(session(fmt.Sprint("owner", i), 500))
 	}
 	if n := len(s.endedSessions.cutoffs); n > maxEndedOwners {
 		t.Errorf("%d owners", n)
 	}
-	s.endSession(session("dan", 600))
-	if !s.hasEnded(session("dan", 600)) || s.hasEnded(session("carol", 0)) {
+	s.endedSessions.end(session("dan", 600))
+	if !s.endedSessions.has(session("dan", 600)) || s.endedSessions.has(session("carol", 0)) {
 		t.Error("an ended session is valid again, or another session has ended")
 	}
 }

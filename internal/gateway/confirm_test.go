@@ -699,12 +699,12 @@ func TestCallsWaitingForConfirmationAreLimited(t *testing.T) {
 	}
 	waiting[0].answer(declined)
 	owner := g.known()[0].owner
-	await.Until(t, "room for another call", func() bool { return g.heldMeter.Fits(owner, int64(len(callX))) })
+	await.Until(t, "room for another call", func() bool { return g.waiting.meter.Fits(owner, int64(len(callX))) })
 	waiting[0] = u.askConfirmation(callX)
 	for _, a := range waiting {
 		a.call.disconnect()
 	}
-	await.Until(t, "no waiting calls", func() bool { return g.heldMeter.Fits(owner, heldCallLimits.OwnerBytes) })
+	await.Until(t, "no waiting calls", func() bool { return g.waiting.meter.Fits(owner, heldCallLimits.OwnerBytes) })
 }
 
 // A confirmed call can be made at any replica, once.
@@ -722,7 +722,7 @@ func TestConfirmationAtAnotherReplica(t *testing.T) {
 		t.Errorf("while the store is unavailable, after %d calls: %s", p.count("tools/call"), s.body)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the store is available", b.State.space.Up)
+	await.Until(t, "the store is available", b.continuations.space.Up)
 	if s := atB.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
 		t.Errorf("at the other replica: %s", s.body)
 	}

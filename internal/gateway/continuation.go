@@ -65,20 +65,49 @@ var (
 	forwardLimits       = quota.Limits{Entries: 1_000, OwnerEntries: 100, Bytes: 256 << 20, OwnerBytes: 64 << 20}
 )
 
+// continuations continue held calls at the replicas that hold them.
+type continuations struct {
+	waiting *waitingCalls
+	meter   *quota.Meter    // calls continued for other replicas, or at them
+	space   *replicas.Space // shared by replicas; nil if there are none
+	peers   *replicas.Peers // connections to other replicas; nil if there are none
+}
+
+func newContinuations(space *replicas.Space, waiting *waitingCalls) *continuations {
+	cs := &continuations{waiting: waiting, meter: quota.NewMeter(forwardedCallsQuota, forwardLimits), space: space}
+	if space != nil {
+		cs.peers = space.Peers("calls", cs.serve)
+	}
+	return cs
+}
+
+// close ends all connections and waits for the calls continued for other replicas.
+func (cs *continuations) close() {
+	if cs.peers != nil {
+		cs.peers.Close()
+	}
+	cs.meter.Close()
+}
+
 // withReplica adds the name of this replica to the key of a held call, if there are other replicas.
-func (s *State) withReplica(key string) string {
-	if s.peers == nil {
+func (cs *continuations) withReplica(key string) string {
+	if cs.peers == nil {
 		return key
 	}
-	s.peers.Listen()
-	return key + " " + s.space.Replica
+	cs.peers.Listen()
+	return key + " " + cs.space.Replica
+}
+
+// isElsewhere reports whether a replica that was added to a key is another one.
+func (cs *continuations) isElsewhere(replica string) bool {
+	return replica != "" && cs.peers != nil && replica != cs.space.Replica
 }
 
 // learnTool loads the definition of the called tool if this replica has not listed the tools of the
 // server. Without it, this replica could not detect an invalid tool, or repeat arguments in
 // headers, and would answer differently than other replicas.
 func (c *call) learnTool() *jsonrpc.Failure {
-	if c.g.State.space == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
+	if c.g.continuations.peers == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
 		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
 		return nil
 	}
@@ -89,11 +118,12 @@ func (c *call) learnTool() *jsonrpc.Failure {
 func (c legacyRelay) continueAt(replica, key string) *jsonrpc.Failure {
 	answers := c.Message.Literal(jsonrpc.InputResponses)
 	bytes := replicas.ConnBytes + int64(len(answers))
-	if !c.g.forwardMeter.Take(c.client.owner, bytes) {
+	cs := c.g.continuations
+	if !cs.meter.Take(c.client.owner, bytes) {
 		return jsonrpc.TooManyServerRequests(c.link.serverName)
 	}
-	defer c.g.forwardMeter.Give(c.client.owner, bytes)
-	conn := c.g.peers.Dial(replica)
+	defer cs.meter.Give(c.client.owner, bytes)
+	conn := cs.peers.Dial(replica)
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
 	err := gob.NewEncoder(conn).Encode(continuation{
@@ -208,8 +238,8 @@ func (f *remoteLarge) Read(p []byte) (n int, err error) {
 // CloseWithError implements heldReader.
 func (f *remoteLarge) CloseWithError(error) error { return f.conn.Close() }
 
-// serveContinuation continues a call that this replica holds, for a request at another replica.
-func (s *State) serveContinuation(conn *replicas.Conn) {
+// serve continues a call that this replica holds, for a request at another replica.
+func (cs *continuations) serve(conn *replicas.Conn) {
 	limited := &io.LimitedReader{R: conn, N: maxContinuation}
 	in, out := bufio.NewReader(limited), gob.NewEncoder(conn)
 	var from continuation
@@ -218,11 +248,11 @@ func (s *State) serveContinuation(conn *replicas.Conn) {
 	}
 	bytes := replicas.ConnBytes + from.Answers
 	failure := unknownState()
-	held := s.takeHeld(from.Key, func(held *heldCall) bool {
+	held := cs.waiting.take(from.Key, func(held *heldCall) bool {
 		if held.client.key != from.Client || held.link.serverID != from.Server || held.about != from.About {
 			return false
 		}
-		if !s.forwardMeter.Take(held.client.owner, bytes) {
+		if !cs.meter.Take(held.client.owner, bytes) {
 			failure = jsonrpc.TooManyServerRequests(held.link.serverName)
 			return false
 		}
@@ -232,7 +262,7 @@ func (s *State) serveContinuation(conn *replicas.Conn) {
 		_ = out.Encode(heldReply{Refused: failure})
 		return
 	}
-	defer s.forwardMeter.Give(held.client.owner, bytes)
+	defer cs.meter.Give(held.client.owner, bytes)
 	_ = out.Encode(heldReply{})
 	limited.N = from.Answers
 	answers := make([]byte, from.Answers)
@@ -241,16 +271,6 @@ func (s *State) serveContinuation(conn *replicas.Conn) {
 		return
 	}
 	held.continueFor(conn, out, from.Header, answers)
-}
-
-// latest returns the Gateway that serves now: g or its successor.
-func (g *Gateway) latest() *Gateway {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for g.removed && g.succession.current != nil {
-		g = g.succession.current
-	}
-	return g
 }
 
 // continueFor sends the responses of the client to the server, and the messages of the server to

@@ -264,7 +264,7 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 	in, key := readInput(t, u.call("a::x"))
 	for _, g := range []*testGateway{b, a} {
 		for range forwardLimits.OwnerEntries {
-			if !g.forwardMeter.Take("x", 1) {
+			if !g.continuations.meter.Take("x", 1) {
 				t.Fatal("the quota is already used")
 			}
 		}
@@ -278,7 +278,7 @@ func TestForwardedCallsAreBounded(t *testing.T) {
 			t.Errorf("another client: got %s", s.body)
 		}
 		for range forwardLimits.OwnerEntries {
-			g.forwardMeter.Give("x", 1)
+			g.continuations.meter.Give("x", 1)
 		}
 	}
 	if s := u.atGateway(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"answers"`) {
@@ -292,7 +292,7 @@ func TestCallsHeldByDeadReplica(t *testing.T) {
 		_, a, b := twoReplicas(t, legacyPeer("a").handle("tools/call", askingTool(1)))
 		u := a.modern(t)
 		in, key := readInput(t, u.call("a::x"))
-		a.peers.Close()
+		a.continuations.peers.Close()
 		began := time.Now()
 		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.code() != jsonrpc.CodeInvalidParams ||
 			!strings.Contains(s.body, "requestState") {
@@ -353,7 +353,7 @@ func TestDestructEndsForwardedCalls(t *testing.T) {
 	answer := make(chan reply)
 	go func() { answer <- u.atGateway(b).retry("a::x", in, key, "{}") }()
 	<-going
-	a.peers.Close()
+	a.continuations.peers.Close()
 	if s := <-answer; s.symbol() != "connect_error" {
 		t.Errorf("got %s", s.body)
 	}

@@ -183,7 +183,7 @@ func (c legacyRelay) key() (key, replica string) {
 // takeHeld returns the held call that the request continues, nil if there is none.
 func (c legacyRelay) takeHeld() *heldCall {
 	key, _ := c.key()
-	return c.g.takeHeld(key, func(held *heldCall) bool {
+	return c.g.waiting.take(key, func(held *heldCall) bool {
 		return held.client == c.client && held.link == c.link && held.about == c.About()
 	})
 }
@@ -210,10 +210,10 @@ func (c legacyRelay) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	}
 	level := c.Message.Text(jsonrpc.LogLevel)
 	held.bytes = int64(len(m.Raw))
-	c.g.addRef(c.client)
+	c.g.clients.addRef(c.client)
 	go func() {
-		defer held.g.release(held.client)
-		defer held.g.dropHeld(held)
+		defer held.g.clients.release(held.client)
+		defer held.g.waiting.remove(held)
 		defer close(held.done)
 		defer cancel()
 		held.failure = held.run(level, m)
@@ -528,12 +528,12 @@ func (held *heldCall) askClient(sc scope, sideRequests *upstream.SideRequests, m
 		q.Params = []byte("{}")
 	}
 	held.serverRequests[q.Key] = slices.Clone(m.Literal(jsonrpc.ID))
-	key, ok := sc.g.holdCall(held)
+	key, ok := sc.g.waiting.add(held)
 	if !ok {
 		delete(held.serverRequests, q.Key)
 		return refuse("too many calls are waiting for their clients")
 	}
-	q.State = sc.g.sealer.Seal("call", []byte(sc.g.withReplica(key)))
+	q.State = sc.g.sealer.Seal("call", []byte(sc.g.continuations.withReplica(key)))
 	return q
 }
 

@@ -101,10 +101,10 @@ func TestHeldCalls(t *testing.T) {
 	if n := p.count("tools/call"); n != 1 {
 		t.Errorf("called %d times", n)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.held) != 0 {
-		t.Errorf("%d calls are still held", len(g.held))
+	g.waiting.mu.Lock()
+	defer g.waiting.mu.Unlock()
+	if n := len(g.waiting.byKey); n != 0 {
+		t.Errorf("%d calls are still held", n)
 	}
 }
 

@@ -88,6 +88,16 @@ type succession struct {
 	current *Gateway // nil if there is no known successor
 }
 
+// latest returns the Gateway that serves now: g or its successor.
+func (g *Gateway) latest() *Gateway {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for g.removed && g.succession.current != nil {
+		g = g.succession.current
+	}
+	return g
+}
+
 // New returns a Gateway that continues with the state of an earlier one. The caller must close it.
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
@@ -261,7 +271,7 @@ type Observer interface {
 // Sessions returns the number of remembered client sessions, by metrics label and client name.
 func (g *Gateway) Sessions() map[string]map[string]int {
 	sessions := map[string]map[string]int{}
-	for _, c := range g.clients() {
+	for _, c := range g.clients.all() {
 		if c.ended.Load() {
 			continue
 		}
@@ -285,7 +295,7 @@ func (g *Gateway) Sessions() map[string]map[string]int {
 // the aggregate endpoint only.
 func (g *Gateway) Links() map[string]int {
 	open := map[string]int{}
-	for _, c := range g.clients() {
+	for _, c := range g.clients.all() {
 		for _, l := range c.allLinks() {
 			if s := g.linkServer(l); s != nil && l.session.isOpen() {
 				open[s.Name]++

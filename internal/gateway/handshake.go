@@ -43,7 +43,7 @@ func (h handshake) initialize() *jsonrpc.Failure {
 	h.client = newClient(mcp.Legacy, version, h.Caller.Identity, h.Caller.Owner(), intro)
 	h.client.issued = time.Now()
 	clientFinder{h.aggregateRequest}.beginSession(h.client)
-	h.g.addRef(h.client)
+	h.g.clients.addRef(h.client)
 	if h.g.sealer.sealTicket(h.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo are too large for a session id")
 	}
@@ -64,9 +64,9 @@ func (h handshake) initialize() *jsonrpc.Failure {
 		}
 	}
 	id := h.g.sealer.sealTicket(h.client.ticket(links))
-	h.client = h.g.client(id, func() *client { return h.client })
+	h.client = h.g.clients.get(id, func() *client { return h.client })
 	h.g.replicaSync.noteNewSession(h.client)
-	h.g.release(h.client) // the reference of the client without a key
+	h.g.clients.release(h.client) // the reference of the client without a key
 	h.Writer.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{
@@ -225,7 +225,7 @@ func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
 
 // delete ends a session.
 func (req *aggregateRequest) delete() *jsonrpc.Failure {
-	req.g.endSession(req.client)
+	req.g.endedSessions.end(req.client)
 	for _, s := range req.client.openStreams() {
 		s.end()
 	}

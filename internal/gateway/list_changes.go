@@ -68,7 +68,7 @@ func (b *listBroadcast) send(notice string, links []*link) {
 	sessions := make([]string, len(links))
 	for i, l := range links {
 		if l.client.key != "" {
-			hash := b.state.endedKey(l.client)
+			hash := l.client.keyHash()
 			sessions[i] = hex.EncodeToString(hash[:])
 		}
 	}

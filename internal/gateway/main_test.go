@@ -1055,7 +1055,7 @@ func (g *testGateway) close() {
 }
 
 // known returns all remembered clients.
-func (g *testGateway) known() []*client { return g.clients() }
+func (g *testGateway) known() []*client { return g.clients.all() }
 
 // hasServerRequest reports whether the client has been sent a request that it has not answered.
 func (c *client) hasServerRequest() bool {

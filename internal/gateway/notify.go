@@ -53,15 +53,13 @@ func (g *Gateway) ChildListChanged(server, notice string, unread []string) {
 	}
 	concerned := setOf(unread)
 	var links []*link
-	for _, c := range g.clients() {
+	for _, c := range g.clients.all() {
 		if l := c.existingLink(s); l != nil && concerned[l.session.current().Session] {
 			links = append(links, l)
 		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(links) > 0 && !g.ended {
-		g.running.Go(func() { g.replicaSync.listsChanged(notice, links...) })
+	if len(links) > 0 {
+		g.run(func() { g.replicaSync.listsChanged(notice, links...) })
 	}
 }
 
@@ -84,7 +82,7 @@ func (n notifier) refresh(s *upstream.Server, concerns func(identity string) boo
 			a.profile(s.ID).forget()
 		}
 	})
-	for _, c := range n.g.clients() {
+	for _, c := range n.g.clients.all() {
 		if l := c.existingLink(s); l != nil && concerns(c.identity) {
 			forget(l)
 		}
@@ -125,12 +123,12 @@ func (n notifier) listsChanged(s *upstream.Server, notice string, affected *affe
 		n.g.shared.Retained.ToolsChanged(s)
 	}
 	sessions, audiences := setOf(affected.Sessions), setOf(affected.Audiences)
-	for _, c := range n.g.clients() {
+	for _, c := range n.g.clients.all() {
 		l := c.existingLink(s)
 		if l == nil {
 			continue
 		}
-		if hash := n.g.endedKey(c); affected.All || sessions[hex.EncodeToString(hash[:])] {
+		if hash := c.keyHash(); affected.All || sessions[hex.EncodeToString(hash[:])] {
 			if own := l.ownLists(); own != nil {
 				own.Changed(notice, source)
 			}

@@ -79,7 +79,7 @@ func (s *stream) park(q *inbound.Request) bool {
 		state.parked.done()
 		return false
 	}
-	state.noteParked(s.req.client)
+	state.clients.noteParked(s.req.client)
 	s.detach()
 	s.detach = nil // it refers to the handler
 	s.parked.Store(&parkedStream{
@@ -112,7 +112,7 @@ func (p *parkedStream) finish() {
 	p.close()
 	req.out.Close()
 	p.rest.Close()
-	req.g.release(req.client)
+	req.g.clients.release(req.client)
 	p.record.Outcome, p.record.Duration = upstream.OutcomeOK, time.Since(p.began)
 	if p.hasClientLeft() {
 		p.record.Outcome = upstream.OutcomeCanceled
@@ -145,13 +145,6 @@ func (p *parkedStreams) drain() {
 	p.drained = true
 	p.mu.Unlock()
 	p.open.Wait()
-}
-
-// noteParked removes a client with a parked stream from the idle clients, until it is released.
-func (s *State) noteParked(c *client) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.idle.Remove(c.key)
 }
 
 // A streamContext is the context of a stream that can outlive its handler.

@@ -67,9 +67,9 @@ func TestParkedStreams(t *testing.T) {
 					t.Errorf("got %+v, want one with outcome %s", records, ending.outcome)
 				}
 				await.Until(t, "no stream and no client remain", func() bool {
-					g.mu.Lock()
-					defer g.mu.Unlock()
-					return len(g.streams.audiences()) == 0 && len(g.busy) == 0
+					g.clients.mu.Lock()
+					defer g.clients.mu.Unlock()
+					return len(g.streams.audiences()) == 0 && len(g.clients.busy) == 0
 				})
 			})
 		}

@@ -87,10 +87,10 @@ func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 		return false, p.answerAs(mcp.InputRequired, p.Elicitation.Ask(inbound.ConfirmRequest, p.Elicitation.Confirmation()))
 	}
 	size := int64(len(p.Message.Raw))
-	if !p.g.heldMeter.Take(p.client.owner, size) {
+	if !p.g.waiting.meter.Take(p.client.owner, size) {
 		return false, jsonrpc.TooManyServerRequests(p.link.serverName)
 	}
-	defer p.g.heldMeter.Give(p.client.owner, size)
+	defer p.g.waiting.meter.Give(p.client.owner, size)
 	p.active.held.Store(true)
 	defer p.active.held.Store(false)
 	answer, failure := p.askOne(inbound.ConfirmRequest, p.Elicitation.Confirmation())

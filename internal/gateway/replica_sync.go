@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"slices"
 	"sync"
 	"time"
-
-	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
@@ -156,9 +153,9 @@ func (rs *replicaSync) isRelevant(text []byte) bool {
 	if msg.Session == "" || msg.Ended != nil {
 		return true
 	}
-	c := rs.state.lookUp(msg.Session, nil)
+	c := rs.state.clients.lookUp(msg.Session, nil)
 	if c != nil {
-		rs.state.release(c)
+		rs.state.clients.release(c)
 	}
 	return c != nil
 }
@@ -177,11 +174,11 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	if msg.Ended != nil {
 		rs.ends.note(msg.Session, msg.Ended) // before lookUp: a client that is added later is refused
 	}
-	c := rs.state.lookUp(msg.Session, nil)
+	c := rs.state.clients.lookUp(msg.Session, nil)
 	if c == nil {
 		return
 	}
-	defer rs.state.release(c)
+	defer rs.state.clients.release(c)
 	switch {
 	case msg.Ended != nil:
 		rs.ends.endHere(c, msg.Ended)
@@ -194,7 +191,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 			}
 		})
 	case msg.Notice != nil:
-		rs.state.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
+		rs.state.clients.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
 	case msg.Resumed != nil:
 		if call := c.calls.get(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
 			call.Cancel(nil)
@@ -206,7 +203,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 type clientWork struct {
 	state *State
 
-	mu     sync.Mutex // never held while the State is locked or work runs
+	mu     sync.Mutex // never held while the clientTable is locked or work runs
 	queues map[*client]*workQueue
 }
 
@@ -241,8 +238,8 @@ func (w *clientWork) add(c *client, bytes int, f func()) {
 	if len(q.work) < maxQueuedWork && q.bytes <= maxQueuedBytes {
 		q.work, q.bytes = append(q.work, queuedWork{f, bytes}), q.bytes+bytes
 	}
-	w.mu.Unlock() // runFor locks the State
-	if first && !w.state.runFor(c, func() { w.run(c, q) }) {
+	w.mu.Unlock() // runFor locks the clientTable
+	if first && !w.state.clients.runFor(c, func() { w.run(c, q) }) {
 		w.mu.Lock()
 		delete(w.queues, c) // the State has ended
 		w.mu.Unlock()
@@ -261,42 +258,6 @@ func (w *clientWork) run(c *client, q *workQueue) {
 		q.work, q.bytes = q.work[1:], q.bytes-next.bytes
 	}
 	delete(w.queues, c)
-}
-
-// gateways returns all Gateways of the State.
-func (s *State) gateways() gatewayList {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.activeGateways)
-}
-
-// A gatewayList is the Gateways of a State, newest last.
-type gatewayList []*Gateway
-
-// latest returns the Gateway that serves now, nil if there is none.
-func (all gatewayList) latest() *Gateway {
-	if len(all) == 0 {
-		return nil
-	}
-	return all[len(all)-1]
-}
-
-// logger returns the logger of the latest Gateway.
-func (all gatewayList) logger() *zap.Logger {
-	if g := all.latest(); g != nil {
-		return g.config.Logger
-	}
-	return zap.NewNop()
-}
-
-// server returns the server with an ID from the newest Gateway that has it, nil if none does.
-func (all gatewayList) server(id string) *upstream.Server {
-	for _, g := range slices.Backward(all) {
-		if s := g.byID[id]; s != nil {
-			return s
-		}
-	}
-	return nil
 }
 
 // subscribeToReplicas subscribes the stream to messages for its client, now or as soon as the store
@@ -440,7 +401,7 @@ func (n oneWayMessage) sendResponseToReplica(replica string) *jsonrpc.Failure {
 // unless the client has a call or a stream here.
 func (rs *replicaSync) handleClientMessage(c *client, sent *clientMessage) {
 	g, values := rs.state.gateways().latest(), c.activeContext()
-	if g == nil || values == nil || c.identity != sent.Identity || rs.state.hasEnded(c) {
+	if g == nil || values == nil || c.identity != sent.Identity || rs.state.endedSessions.has(c) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(values), g.config.JoinTimeout)

@@ -222,7 +222,7 @@ func TestSessionsThatChangeWithoutTheStore(t *testing.T) {
 		t.Fatalf("got %s", s.body)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the store is available", one.State.space.Up)
+	await.Until(t, "the store is available", one.continuations.space.Up)
 	u.call("a::x")
 	third := newReplica(t, engine, nil, p)
 	u.atGateway(third).call("a::x")
@@ -777,27 +777,28 @@ func TestReplicasWithoutTheStore(t *testing.T) {
 	}
 }
 
-// Messages about a client do not deadlock with code that locks the State and waits for clients.
+// Messages about a client do not deadlock with code that locks the State or its clients, and waits
+// for a client.
 func TestMessagesWhileLinksAreDropped(t *testing.T) {
 	one, _, _ := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
 	c, work := one.known()[0], one.replicaSync.work
-	one.addRef(c)
-	defer one.release(c)
-	one.State.mu.Lock()
+	one.clients.addRef(c)
+	defer one.clients.release(c)
+	one.clients.mu.Lock()
 	var first sync.WaitGroup
 	first.Go(func() { work.add(c, 0, func() {}) })
 	free := false
 	for deadline := time.Now().Add(5 * time.Second); !free && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if work.mu.TryLock() {
-			free = work.queues[c] != nil // waits for the State
+			free = work.queues[c] != nil // waits for the clients
 			work.mu.Unlock()
 		}
 		if free = free && c.mu.TryLock(); free {
 			c.mu.Unlock()
 		}
 	}
-	one.State.mu.Unlock()
+	one.clients.mu.Unlock()
 	first.Wait()
 	if !free {
 		t.Fatal("the message blocks the queue of the client")
@@ -887,7 +888,7 @@ func TestSessionsStartedDuringAnOutage(t *testing.T) {
 	engine.Down.Store(true)
 	own := in(other)
 	engine.Down.Store(false)
-	await.Until(t, "the store is available", other.State.space.Up)
+	await.Until(t, "the store is available", other.continuations.space.Up)
 	if got := in(other); got != own || own == recorded {
 		t.Errorf("call in session %s, began in %s, recorded %s", got, own, recorded)
 	}

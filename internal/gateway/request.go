@@ -226,7 +226,7 @@ func (req *aggregateRequest) serve() *jsonrpc.Failure {
 		}
 		req.out.Close()
 		if req.client != nil {
-			req.g.release(req.client)
+			req.g.clients.release(req.client)
 		}
 	}()
 	failure := req.dispatch()

@@ -10,8 +10,96 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
+
+// sessionTime is the lifetime of a session. A replica that has not learned about the end of a
+// session accepts its id until then.
+const sessionTime = 7 * 24 * time.Hour
+
+// endedSessions are the sessions that ended before sessionTime. Their ids are refused.
+type endedSessions struct {
+	mu  sync.Mutex
+	ids *quota.Cache[[16]byte, endedSession] // by hash of the session id
+
+	// cutoffs are for owners with too many ended sessions: all sessions of the owner that began up
+	// to this time count as ended.
+	cutoffs map[string]time.Time
+}
+
+// An endedSession is a session that has ended.
+type endedSession struct {
+	owner  string
+	issued time.Time
+}
+
+const (
+	maxEndedSessions = 100_000 // 30 MB
+	maxEndedOwners   = 1_000
+)
+
+var endedSessionsQuota = quota.NewKind("ended_sessions")
+
+func newEndedSessions() *endedSessions {
+	ended := &endedSessions{cutoffs: map[string]time.Time{}}
+	onEvict := func(_ [16]byte, s endedSession) {
+		if time.Since(s.issued) < sessionTime && ended.cutoffs[s.owner].Before(s.issued) {
+			ended.cutoffs[s.owner] = s.issued
+		}
+	}
+	ended.ids = quota.NewCache(endedSessionsQuota, quota.Limits{Entries: maxEndedSessions}, sessionTime, onEvict)
+	return ended
+}
+
+// end notes that the session of a client has ended.
+func (ended *endedSessions) end(c *client) {
+	c.ended.Store(true)
+	ended.add(c.keyHash(), endedSession{c.owner, c.issued})
+}
+
+// add adds a session that has ended. hash is that of its id.
+func (ended *endedSessions) add(hash [16]byte, s endedSession) {
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	ended.ids.Put(s.owner, hash, s, 0)
+	if len(ended.cutoffs) > maxEndedOwners {
+		ended.forgetOldest()
+	}
+}
+
+// forgetOldest makes room for another owner. The forgotten owner can use its own ended sessions
+// again until they expire. The alternative would be to end sessions of other owners. The caller
+// holds the lock.
+func (ended *endedSessions) forgetOldest() {
+	var oldest string
+	for owner, until := range ended.cutoffs {
+		if oldest == "" || until.Before(ended.cutoffs[oldest]) {
+			oldest = owner
+		}
+	}
+	delete(ended.cutoffs, oldest)
+}
+
+// has reports whether the session of a client has been ended or has expired. A session that was
+// added before the client was looked up is always seen.
+func (ended *endedSessions) has(c *client) bool {
+	hash := c.keyHash()
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	_, found := ended.ids.Get(hash)
+	if found || time.Since(c.issued) > sessionTime || !c.issued.After(ended.cutoffs[c.owner]) {
+		c.ended.Store(true)
+	}
+	return c.ended.Load()
+}
+
+// close forgets all sessions.
+func (ended *endedSessions) close() {
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	ended.ids.Close()
+}
 
 // A sessionEnd tells other replicas that a session has ended.
 type sessionEnd struct {
@@ -63,7 +151,7 @@ func (e *sessionEnds) share(ctx context.Context, c *client, request *http.Reques
 	begin := !e.sending
 	e.sending = true
 	e.mu.Unlock()
-	if begin && !e.state.runFor(c, e.sendUnsent) {
+	if begin && !e.state.clients.runFor(c, e.sendUnsent) {
 		e.handToStore() // the State has ended
 	}
 }
@@ -125,14 +213,12 @@ func (e *sessionEnds) handToStore() {
 
 // note notes that a session has ended at another replica.
 func (e *sessionEnds) note(id string, end *sessionEnd) {
-	e.state.mu.Lock()
-	defer e.state.mu.Unlock()
-	e.state.endedSessions.add(endedKeyOf(id), endedSession{end.Owner, end.Issued})
+	e.state.endedSessions.add(hashKey(id), endedSession{end.Owner, end.Issued})
 }
 
 // endHere ends a session that has ended at another replica, in the background.
 func (e *sessionEnds) endHere(c *client, end *sessionEnd) {
-	e.state.runFor(c, func() { e.endLocally(c, end) })
+	e.state.clients.runFor(c, func() { e.endLocally(c, end) })
 }
 
 // endLocally ends the streams of a session, and its sessions with servers that no other replica can

@@ -136,10 +136,8 @@ func (sr *sessionRecords) noteGap() {
 	begin := !sr.reloading
 	sr.reloading = true
 	sr.mu.Unlock()
-	sr.state.mu.Lock()
-	defer sr.state.mu.Unlock()
-	if begin && !sr.state.ended {
-		sr.state.running.Go(sr.reload)
+	if begin {
+		sr.state.run(sr.reload)
 	}
 }
 
@@ -148,7 +146,7 @@ func (sr *sessionRecords) reload() {
 	ctx := sr.bus.ctx
 	for again := true; again; {
 		missed := sr.missed.Load()
-		for _, c := range sr.state.clients() {
+		for _, c := range sr.state.clients.all() {
 			if len(c.openStreams()) > 0 && ctx.Err() == nil {
 				sr.sync(ctx, c)
 			}

@@ -1,16 +1,15 @@
 package gateway
 
 import (
-	"context"
 	"crypto/rand"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
@@ -22,49 +21,30 @@ import (
 // new Gateway takes over the clients, their links to unchanged servers, their streams, and held
 // calls.
 type State struct {
-	space       *replicas.Space // shared by replicas; nil if there are none
-	replicaSync *replicaSync    // nil if there are no other replicas
+	replicaSync *replicaSync // nil if there are no other replicas
 
-	shelf     *catalog.Shelf
-	index     index
-	running   sync.WaitGroup // background work; Destruct waits for it
-	ending    chan struct{}  // one token per session that is being ended, to limit them
-	heldMeter *quota.Meter   // held calls
-
-	peers        *replicas.Peers // connections to continue calls at other replicas; nil if there are none
-	forwardMeter *quota.Meter    // calls continued at other replicas
+	shelf   *catalog.Shelf
+	index   index
+	running sync.WaitGroup // background work; Destruct waits for it
 
 	subscriptionMeter *quota.Meter // resource subscriptions
 	backgroundMeter   *quota.Meter // backgrounds whose requests are answered
 
+	clients       *clientTable
+	waiting       *waitingCalls
+	continuations *continuations
 	streams       *openStreams
 	parked        parkedStreams
 	audiences     *audiences
 	sideStreams   sideStreams
+	endedSessions *endedSessions
 	upstream      *upstream.Retained
 	confirmations *inbound.Confirmations
 
 	mu             sync.Mutex
-	busy           map[string]*client            // clients in use
-	idle           *quota.Cache[string, *client] // recently used clients; may contain busy ones
-	resting        *quota.Cache[string, *client] // older sessions with state that their ids do not carry
-	endedSessions  endedSessions
-	sweeping       *time.Timer // nil if there is nothing to expire
-	held           map[string]*heldCall
-	activeGateways []*Gateway
+	activeGateways gatewayList
 	ended          bool
 }
-
-const (
-	// idleTime is how long an idle client is remembered. Modern clients never say that they are
-	// done, so the gateway then ends their sessions with legacy servers. Legacy sessions can
-	// continue from their ids.
-	idleTime = 30 * time.Minute
-
-	// restTime is how long a legacy session is remembered after that, if it has subscriptions or a
-	// log level, which its id does not carry.
-	restTime = 24 * time.Hour
-)
 
 // Kinds of client state, as the quota metrics name them.
 var (
@@ -77,152 +57,43 @@ var (
 // NewState returns a State without clients. space is shared by replicas; nil if there are none.
 func NewState(space *replicas.Space) *State {
 	s := &State{
-		space:             space,
 		shelf:             catalog.NewShelf(),
-		ending:            make(chan struct{}, 16),
-		heldMeter:         quota.NewMeter(heldCallsQuota, heldCallLimits),
-		forwardMeter:      quota.NewMeter(forwardedCallsQuota, forwardLimits),
 		subscriptionMeter: quota.NewMeter(subscriptionsQuota, subscriptionLimits),
 		backgroundMeter:   quota.NewMeter(backgroundsQuota, backgroundLimits),
 		streams:           newOpenStreams(),
 		audiences:         newAudiences(),
 		upstream:          upstream.NewRetained(),
 		confirmations:     inbound.NewConfirmations(space),
-		busy:              map[string]*client{},
 		endedSessions:     newEndedSessions(),
-		held:              map[string]*heldCall{},
 	}
-	s.idle = quota.NewCache(clientsQuota, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
-	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscriptionMeter) }
-	s.resting = quota.NewCache(restingQuota, clientLimits(0), restTime, unsubscribe)
-	if space != nil {
-		s.peers = space.Peers("calls", s.serveContinuation)
-	}
+	s.clients = newClientTable(&s.running, s.subscriptionMeter, s.sweep)
+	s.waiting = newWaitingCalls(&s.running)
+	s.continuations = newContinuations(space, s.waiting)
 	s.replicaSync = newReplicaSync(s, space)
 	return s
-}
-
-// clientLimits returns the limits for a number of clients. It reserves 4 KiB for each; most need
-// less.
-func clientLimits(clients int) quota.Limits {
-	return quota.Limits{Entries: clients, Bytes: int64(max(clients, 64)) << 12}
-}
-
-// client returns the client with a key, or adds the one that make returns. The caller must release
-// it.
-func (s *State) client(key string, make func() *client) *client {
-	if c := s.lookUp(key, nil); c != nil {
-		return c
-	}
-	c := make() // without the lock: this may take a while
-	if c == nil {
-		return nil
-	}
-	return s.lookUp(key, c)
-}
-
-// lookUp returns the client with a key. If there is none, it adds a client, unless add is nil.
-func (s *State) lookUp(key string, add *client) *client {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.busy[key]
-	if c == nil {
-		if c, _ = s.idle.Get(key); c == nil {
-			c, _ = s.resting.Remove(key)
-		}
-		if c == nil {
-			c = add
-		}
-		if c == nil {
-			return nil
-		}
-		if c.key == "" {
-			c.key = key
-		}
-		s.busy[c.key] = c // share the string: session ids are long
-	}
-	c.refs++
-	return c
-}
-
-// addRef adds a reference to a client in use.
-func (s *State) addRef(c *client) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.refs++
-}
-
-// release drops a reference to a client. Without references, the client becomes idle.
-func (s *State) release(c *client) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.refs--
-	if c.refs > 0 || c.key == "" {
-		return
-	}
-	delete(s.busy, c.key)
-	if s.ended || c.ended.Load() {
-		s.idle.Remove(c.key)
-		c.unsubscribe(s.subscriptionMeter)
-		return
-	}
-	if bytes := c.size(); !s.idle.Put(c.owner, c.key, c, bytes) {
-		s.forget(c)
-	}
-	if s.sweeping == nil {
-		s.sweeping = time.AfterFunc(idleTime/10, s.sweep)
-	}
 }
 
 // sweep forgets expired clients, lists and audiences.
 func (s *State) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.idle.Expire()
-	s.resting.Expire()
-	lists := s.shelf.Expire()
-	if lists == 0 {
-		s.index.clear()
-	}
-	known := s.audiences.expire(s.serverIDs(), s.streams.audiences())
-	if s.ended || lists == 0 && known == 0 && s.idle.Len() == 0 && s.resting.Len() == 0 {
-		s.sweeping = nil
-		return
-	}
-	s.sweeping.Reset(idleTime / 10)
+	s.clients.expire(func() (left bool) {
+		lists := s.shelf.Expire()
+		if lists == 0 {
+			s.index.clear()
+		}
+		known := s.audiences.expire(s.activeGateways.serverIDs(), s.streams.audiences())
+		return lists > 0 || known > 0
+	})
 }
 
-// forget forgets a client, unless it is in use. The caller holds the lock.
-func (s *State) forget(c *client) {
-	if c.refs > 0 {
-		return
+// run runs f in a goroutine, unless the State has ended.
+func (s *State) run(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended {
+		s.running.Go(f)
 	}
-	if c.era == mcp.Legacy {
-		if c.hasUncarriedState() && !s.resting.Put(c.owner, c.key, c, c.size()) {
-			c.unsubscribe(s.subscriptionMeter)
-		}
-		return // the session id stays valid
-	}
-	for _, l := range c.allLinks() {
-		i := slices.IndexFunc(s.activeGateways, func(member *Gateway) bool { return member.linkServer(l) != nil })
-		if i < 0 || l.endRequest == nil {
-			continue
-		}
-		g := s.activeGateways[i]
-		s.running.Go(func() {
-			s.ending <- struct{}{}
-			defer func() { <-s.ending }()
-			ctx, cancel := context.WithTimeout(context.Background(), g.config.JoinTimeout)
-			defer cancel()
-			l.end(scope{ctx: ctx, g: g, r: l.endRequest})
-		})
-	}
-}
-
-// setLimits sets the number of clients to remember. The caller holds the lock.
-func (s *State) setLimits(clients int) {
-	s.idle.SetLimits(clientLimits(clients))
-	s.resting.SetLimits(clientLimits(clients))
 }
 
 // addGateway adds a Gateway. It may replace another one of its generation.
@@ -239,7 +110,7 @@ func (s *State) addGateway(g, replaces *Gateway) {
 		replaces.replacement = g
 	}
 	s.activeGateways = append(s.activeGateways, g)
-	s.setLimits(g.config.MaxClients)
+	s.clients.follow(s.activeGateways)
 }
 
 // removeGateway removes a Gateway that serves no more requests. Its streams move to its successor.
@@ -249,15 +120,13 @@ func (s *State) removeGateway(g *Gateway) {
 	s.activeGateways = slices.DeleteFunc(s.activeGateways, func(member *Gateway) bool { return member == g })
 	to := g.replacement
 	if to == nil || to.removed {
-		to = s.successor(g)
+		to = s.activeGateways.successor(g)
 	}
 	g.removed, g.succession.current = true, to
 	if to != nil {
 		to.succession = g.succession
 	}
-	if len(s.activeGateways) > 0 {
-		s.setLimits(s.activeGateways[len(s.activeGateways)-1].config.MaxClients)
-	}
+	s.clients.follow(s.activeGateways)
 	s.dropRemovedLinks()
 	moving := s.streams.of(g)
 	s.mu.Unlock()
@@ -272,12 +141,12 @@ func (s *State) removeGateway(g *Gateway) {
 
 // dropRemovedLinks drops links to servers that no longer exist. The caller holds the lock.
 func (s *State) dropRemovedLinks() {
-	existing := s.serverIDs()
+	existing := s.activeGateways.serverIDs()
 	if len(existing) == 0 {
 		return
 	}
 	s.upstream.EndRemovedSessions(func(server string) bool { return existing[server] })
-	for _, c := range s.clientsLocked() {
+	for _, c := range s.clients.all() {
 		c.mu.Lock()
 		c.links = slices.DeleteFunc(c.links, func(l *link) bool {
 			if !existing[l.serverID] {
@@ -289,24 +158,70 @@ func (s *State) dropRemovedLinks() {
 	}
 }
 
-// serverIDs returns the IDs of all servers. The caller holds the lock.
-func (s *State) serverIDs() map[string]bool {
+// gateways returns all Gateways of the State.
+func (s *State) gateways() gatewayList {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.activeGateways)
+}
+
+// A gatewayList is the Gateways of a State, newest last.
+type gatewayList []*Gateway
+
+// latest returns the Gateway that serves now, nil if there is none.
+func (all gatewayList) latest() *Gateway {
+	if len(all) == 0 {
+		return nil
+	}
+	return all[len(all)-1]
+}
+
+// logger returns the logger of the latest Gateway.
+func (all gatewayList) logger() *zap.Logger {
+	if g := all.latest(); g != nil {
+		return g.config.Logger
+	}
+	return zap.NewNop()
+}
+
+// server returns the server with an ID from the newest Gateway that has it, nil if none does.
+func (all gatewayList) server(id string) *upstream.Server {
+	for _, g := range slices.Backward(all) {
+		if s := g.byID[id]; s != nil {
+			return s
+		}
+	}
+	return nil
+}
+
+// ofLink returns the oldest Gateway that has the server of a link, nil if none does.
+func (all gatewayList) ofLink(l *link) *Gateway {
+	for _, g := range all {
+		if g.linkServer(l) != nil {
+			return g
+		}
+	}
+	return nil
+}
+
+// serverIDs returns the IDs of all servers.
+func (all gatewayList) serverIDs() map[string]bool {
 	ids := map[string]bool{}
-	for _, member := range s.activeGateways {
-		for _, server := range member.config.Servers {
+	for _, g := range all {
+		for _, server := range g.config.Servers {
 			ids[server.ID] = true
 		}
 	}
 	return ids
 }
 
-// successor returns the Gateway that takes over from g: one with the same servers or, if there was
-// never more than one per configuration, the only other one. Two gateways that happen to have the
-// same name must not take each other's clients.
-func (s *State) successor(g *Gateway) *Gateway {
+// successor returns the Gateway that takes over from g, which is no longer in the list: one with
+// the same servers or, if there was never more than one per configuration, the only other one. Two
+// gateways that happen to have the same name must not take each other's clients.
+func (all gatewayList) successor(g *Gateway) *Gateway {
 	var others []*Gateway
 	siblings := 0
-	for _, member := range s.activeGateways {
+	for _, member := range all {
 		switch {
 		case member.config.Generation == g.config.Generation:
 			siblings++
@@ -326,19 +241,9 @@ func (s *State) successor(g *Gateway) *Gateway {
 func (s *State) Destruct() error {
 	s.replicaSync.close()
 	s.mu.Lock()
-	for _, held := range s.held {
-		held.expires.Stop()
-		s.running.Go(held.abandon)
-	}
-	clear(s.held)
 	s.ended = true
-	if s.sweeping != nil {
-		s.sweeping.Stop()
-	}
-	s.idle.Close()
-	s.resting.Close()
-	s.endedSessions.ids.Close()
-	s.heldMeter.Close()
+	s.clients.close()
+	s.endedSessions.close()
 	s.subscriptionMeter.Close()
 	s.streams.meter.Close()
 	s.backgroundMeter.Close()
@@ -346,12 +251,10 @@ func (s *State) Destruct() error {
 	s.confirmations.Close()
 	s.audiences.close()
 	s.mu.Unlock()
+	s.waiting.end()
 	s.parked.drain()
 	s.sideStreams.end()
-	if s.peers != nil {
-		s.peers.Close()
-	}
-	s.forwardMeter.Close()
+	s.continuations.close()
 	s.running.Wait()
 	s.replicaSync.handEndsToStore()
 	s.upstream.Close() // last: canceled calls use its sessions
@@ -366,7 +269,6 @@ type Retained struct {
 	// Usage is the clients' usage of rate limits.
 	Usage *inbound.Usage
 
-	space *replicas.Space // shared by replicas; nil if there are none
 	tasks *upstream.Tasks
 }
 
@@ -377,7 +279,6 @@ func NewRetained(space *replicas.Space, allowWhenDown bool) *Retained {
 	return &Retained{
 		Usage:     inbound.NewUsage(space, allowWhenDown),
 		Templates: resourcetemplate.New(),
-		space:     space,
 		tasks:     upstream.NewTasks(space),
 	}
 }
@@ -390,92 +291,80 @@ func (r *Retained) Destruct() error {
 	return nil
 }
 
-// clients returns all remembered clients.
-func (s *State) clients() []*client {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.clientsLocked()
+// waitingCalls are the held calls that wait until their clients continue them.
+type waitingCalls struct {
+	meter   *quota.Meter    // held calls, and others that wait for a confirmation
+	running *sync.WaitGroup // calls being abandoned
+
+	mu    sync.Mutex
+	byKey map[string]*heldCall
+	ended bool
 }
 
-// clientsLocked is like clients. The caller holds the lock.
-func (s *State) clientsLocked() []*client {
-	all := slices.Collect(maps.Values(s.busy))
-	for key, c := range s.idle.All {
-		if s.busy[key] == nil {
-			all = append(all, c)
-		}
-	}
-	for _, c := range s.resting.All {
-		all = append(all, c)
-	}
-	return all
+func newWaitingCalls(running *sync.WaitGroup) *waitingCalls {
+	meter := quota.NewMeter(heldCallsQuota, heldCallLimits)
+	return &waitingCalls{meter: meter, running: running, byKey: map[string]*heldCall{}}
 }
 
-// holdCall holds a call until its client continues it with the returned key. It expires after
-// [streamable.ServerRequestTimeout].
-func (s *State) holdCall(held *heldCall) (key string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ended || !s.heldMeter.Take(held.client.owner, held.bytes) {
+// add adds a call until its client continues it with the returned key. It expires after
+// [streamable.ServerRequestTimeout]. add reports false if there are too many or the State has ended.
+func (w *waitingCalls) add(held *heldCall) (key string, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended || !w.meter.Take(held.client.owner, held.bytes) {
 		return "", false
 	}
 	key = rand.Text()
 	held.key = key
-	s.held[key] = held
+	w.byKey[key] = held
 	held.expires = time.AfterFunc(streamable.ServerRequestTimeout, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.held[key] == held {
-			s.dropHeldLocked(held)
-			s.running.Go(held.abandon)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.byKey[key] == held {
+			w.drop(held)
+			w.running.Go(held.abandon)
 		}
 	})
 	return key, true
 }
 
-// takeHeld removes and returns the held call with a key, if fits accepts it.
-func (s *State) takeHeld(key string, fits func(*heldCall) bool) *heldCall {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	held := s.held[key]
+// take removes and returns the call with a key, if fits accepts it.
+func (w *waitingCalls) take(key string, fits func(*heldCall) bool) *heldCall {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	held := w.byKey[key]
 	if held == nil || !fits(held) {
 		return nil
 	}
-	s.dropHeldLocked(held)
+	w.drop(held)
 	return held
 }
 
-// dropHeld removes a call that ended before its client continued it.
-func (s *State) dropHeld(held *heldCall) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.held[held.key] == held {
-		s.dropHeldLocked(held)
+// remove removes a call that ended before its client continued it.
+func (w *waitingCalls) remove(held *heldCall) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byKey[held.key] == held {
+		w.drop(held)
 	}
 }
 
-// dropHeldLocked removes a held call and returns its quota. The caller holds the lock.
-func (s *State) dropHeldLocked(held *heldCall) {
-	delete(s.held, held.key)
-	s.heldMeter.Give(held.client.owner, held.bytes)
+// drop removes a call and returns its quota. The caller holds the lock.
+func (w *waitingCalls) drop(held *heldCall) {
+	delete(w.byKey, held.key)
+	w.meter.Give(held.client.owner, held.bytes)
 	held.expires.Stop()
 }
 
-// endSession notes that a session has ended, so that its id is refused.
-func (s *State) endSession(c *client) {
-	c.ended.Store(true)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.endedSessions.add(endedKey(c), endedSession{c.owner, c.issued})
-}
-
-// hasEnded reports whether a session has been ended or has expired.
-func (s *State) hasEnded(c *client) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, ended := s.endedSessions.ids.Get(endedKey(c))
-	if ended || time.Since(c.issued) > sessionTime || !c.issued.After(s.endedSessions.cutoffs[c.owner]) {
-		c.ended.Store(true)
+// end abandons all calls and prevents new ones.
+func (w *waitingCalls) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, held := range w.byKey {
+		held.expires.Stop()
+		w.running.Go(held.abandon)
 	}
-	return c.ended.Load()
+	clear(w.byKey)
+	w.ended = true
+	w.meter.Close()
 }

@@ -380,9 +380,9 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 func TestBusyClientsAreNotEvicted(t *testing.T) {
 	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
-	s.setLimits(1)
+	s.clients.setLimits(1)
 	serve := func(key string) (c *client, made bool) {
-		c = s.client(key, func() *client {
+		c = s.clients.get(key, func() *client {
 			made = true
 			c := newClient(mcp.Legacy, mcp.Latest, "", "@owner", introduction{}.complete())
 			c.level = "info" // not carried by its id
@@ -391,25 +391,25 @@ func TestBusyClientsAreNotEvicted(t *testing.T) {
 		return c, made
 	}
 	first, _ := serve("first")
-	s.release(first)
+	s.clients.release(first)
 	serve("first")
-	if all := s.clients(); len(all) != 1 {
+	if all := s.clients.all(); len(all) != 1 {
 		t.Errorf("%d clients are known, want 1", len(all))
 	}
 	second, _ := serve("second")
-	s.release(second) // then the first does not fit
+	s.clients.release(second) // then the first does not fit
 	if again, made := serve("first"); made || again != first {
 		t.Error("a busy client was forgotten")
 	}
-	if all := s.clients(); len(all) != 2 {
+	if all := s.clients.all(); len(all) != 2 {
 		t.Errorf("%d clients are known, want 2", len(all))
 	}
-	s.release(first)
-	s.release(first)
+	s.clients.release(first)
+	s.clients.release(first)
 	if again, made := serve("first"); made || again != first {
 		t.Error("a client that was just served was forgotten")
 	}
-	s.release(first)
+	s.clients.release(first)
 }
 
 // Servers may identify clients by their own headers. Another key means another client. Another

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // An introduction is what a client says about itself.
@@ -114,6 +115,20 @@ func (c *client) ticket(links map[string]linkTicket) ticket {
 		t.Address = strings.TrimPrefix(c.owner, "@")
 	}
 	return t
+}
+
+// restoreLinks adds the links of the ticket to a client.
+func (t *ticket) restoreLinks(c *client, servers []*upstream.Server) {
+	for _, s := range servers {
+		carried, ok := t.Links[s.Name]
+		if !ok || carried.Server != s.ShortID() {
+			continue
+		}
+		l := c.linkTo(s)
+		carried.Server = ""
+		l.session.use(carried)
+		l.session.noteOpened(nil)
+	}
 }
 
 // A linkTicket is what a process needs to continue the session with one server.
