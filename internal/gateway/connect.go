@@ -40,7 +40,7 @@ func (c connectAttempt) run() *jsonrpc.Failure {
 		s.NoteAttempt(began, nil)
 		s.NoteFailure(nil)
 		c.g.config.Observer.ServerAnswered(s.Name)
-		c.g.notifier().serverAvailable(s)
+		c.g.notify.serverAvailable(s)
 		return nil
 	case c.ctx.Err() != nil:
 		return failure // the client disconnected
@@ -48,7 +48,7 @@ func (c connectAttempt) run() *jsonrpc.Failure {
 	if failure.IsLoginRequired() {
 		s.NoteFailure(failure)
 		s.NoteAttempt(began, nil)
-		c.g.notifier().serverAvailable(s)
+		c.g.notify.serverAvailable(s)
 		return failure
 	}
 	if upstream.Unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {

@@ -34,11 +34,10 @@
 // continue the session, so a restart loses only caches. A [State] remembers clients. It outlives
 // configurations. Replicas keep each other up to date about the clients they share:
 //
-//	replica_bus.go     topics and messages
-//	replica_sync.go    messages for streams at other replicas, messages of clients
+//	replica_sync.go    topics, messages for streams at other replicas, messages of clients
 //	session_record.go  session state that session ids do not carry
 //	session_end.go     ends of sessions
-//	list_changes.go    list-changed notifications
+//	list_changes.go    list-changed notifications, here and at other replicas
 //	continuation.go    held calls that another replica continues
 package gateway
 
@@ -67,6 +66,7 @@ type Gateway struct {
 	gate    *inbound.Gate
 	shared  *upstream.Shared
 	builtin builtins // items of the gateway itself
+	notify  notifier
 
 	cancelExitHook func() bool     // removes the hook that ends streams when Caddy exits
 	closing        context.Context // done when the Gateway is closed or Caddy exits
@@ -122,7 +122,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		g.shared.Retained.ToolsChanged(s)
 		s.Missing.Store(true) // clients of an earlier configuration may not have seen it
 	}
-	g.builtin = newBuiltins(g)
+	g.builtin, g.notify = newBuiltins(g), notifier{g}
 	g.succession = &succession{g}
 	g.closing, g.close = context.WithCancel(config.Exiting)
 	state.addGateway(g, config.Replaces)

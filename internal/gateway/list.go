@@ -195,7 +195,7 @@ func (ls lister) from(servers []*upstream.Server, waits func() bool) (
 				}
 			}
 			if failure == nil {
-				ls.g.notifier().serverAvailable(s)
+				ls.g.notify.serverAvailable(s)
 			}
 		})
 	}

@@ -35,7 +35,7 @@ type Operator struct {
 // NewOperator returns an operator that acts as the client of this name, or without rules if the
 // name is empty. r is the request to the admin API.
 func (g *Gateway) NewOperator(r *http.Request, client string) *Operator {
-	return g.newOperator(r, identityOf(client))
+	return newOperator(g, r, identityOf(client))
 }
 
 // identityOf returns the identity of a client by name, that of an operator if the name is empty.
@@ -50,7 +50,7 @@ func identityOf(client string) string {
 }
 
 // newOperator returns an operator with an identity.
-func (g *Gateway) newOperator(r *http.Request, identity string) *Operator {
+func newOperator(g *Gateway, r *http.Request, identity string) *Operator {
 	caller := g.rules.Caller(identity)
 	c := newClient(mcp.Legacy, mcp.Latest, identity, caller.Owner(), readIntroduction(jsonrpc.Encode(map[string]any{
 		"protocolVersion": mcp.Latest, "capabilities": struct{}{}, "clientInfo": g.info,

@@ -127,7 +127,7 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 			info, _ := p.getInfo(bg.scope, req.client, s)
 			arrivals <- func() { infos[i], arrived[i] = info, true }
 			if info != nil {
-				req.g.notifier().serverAvailable(s)
+				req.g.notify.serverAvailable(s)
 			}
 		})
 	}
@@ -173,7 +173,7 @@ func (a aggregate) Serve(q *inbound.Request) *jsonrpc.Failure { return a.serve(q
 func (a aggregate) ListTools(r *http.Request, identity string, s *upstream.Server) (
 	focused iter.Seq[string], _ *jsonrpc.Failure,
 ) {
-	list, failure := a.g.newOperator(r, identity).listTools(s)
+	list, failure := newOperator(a.g, r, identity).listTools(s)
 	if failure != nil {
 		return nil, failure
 	}
