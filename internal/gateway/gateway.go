@@ -13,9 +13,12 @@
 //	request.go    dispatches requests by method
 //	handshake.go, list.go, subscriptions.go, oneway.go, call.go
 //	              answer the methods; a call is forwarded to one server
-//	names.go      finds that server, and translates names and URIs
+//	names.go      finds that server, and translates names and URIs; owners.go finds it by
+//	              a URI that does not name it
+//	prompt.go     asks the client for a confirmation, a login or input
 //	relay.go      forwards to a server of the same era, eras.go to one of the other
-//	link.go       the session of a client with a server; connect.go opens it
+//	link.go       a client's link to a server; connect.go opens its session, the state of
+//	              which is in server_session.go
 //
 // state.go has what outlives a gateway.
 //
