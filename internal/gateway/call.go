@@ -300,8 +300,8 @@ func (c *call) takeFocus() *jsonrpc.Failure {
 	if !f.IsGiven(&c.Message) {
 		return nil
 	}
-	list := c.toolList()
-	if list == nil || list.Focused[c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name))] == "" {
+	list, shown := c.toolList(), c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name))
+	if list == nil || list.Focused[shown] == "" {
 		return nil
 	}
 	var failure *jsonrpc.Failure

@@ -238,7 +238,8 @@ func (c connectAttempt) discover() (result []byte, failure *jsonrpc.Failure) {
 	}
 	for mayRetry := true; ; mayRetry = false {
 		r := c.newRequest(c.link)
-		body := jsonrpc.RequestAs(c.link.ids.next(), "server/discover", mcp.WithMeta(nil, c.link.client.introduction.meta("")))
+		params := mcp.WithMeta(nil, c.link.client.introduction.meta(""))
+		body := jsonrpc.RequestAs(c.link.ids.next(), "server/discover", params)
 		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.SetHeaders(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 		if failure == nil || !mayRetry || !slices.Contains(failure.Data.Supported, mcp.Stateless) {

@@ -23,7 +23,7 @@ type serverSession struct {
 	initialized bool          // the server has got notifications/initialized
 	unsynced    bool          // the server misses requests that the client made at another replica
 	attempts    int           // attempts to send notifications/initialized
-	at          linkTicket    // era, version, id and abilities
+	ticket      linkTicket    // era, version, id and abilities
 	lost        string        // session that the server no longer knows; another replica may have begun a new one
 	info        *serverInfo   // nil if another process began the session
 	carried     bool          // the client's session id carries the session
@@ -59,11 +59,11 @@ func (s *serverSession) endOpening() {
 }
 
 // begin sets the session that a handshake has begun.
-func (s *serverSession) begin(at linkTicket, info *serverInfo) {
+func (s *serverSession) begin(t linkTicket, info *serverInfo) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at, s.info, s.carried = at, info, false
-	s.initialized, s.unsynced = at.Era == mcp.Modern, false
+	s.ticket, s.info, s.carried = t, info, false
+	s.initialized, s.unsynced = t.Era == mcp.Modern, false
 }
 
 // noteOpened notes the result of an attempt to connect.
@@ -79,10 +79,10 @@ func (s *serverSession) noteOpened(failure *jsonrpc.Failure) {
 func (s *serverSession) lose(id string, remember bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ready || s.at.Session != id {
+	if !s.ready || s.ticket.Session != id {
 		return false
 	}
-	s.ready, s.initialized, s.attempts, s.at.Session = false, false, 0, ""
+	s.ready, s.initialized, s.attempts, s.ticket.Session = false, false, 0, ""
 	if remember {
 		s.lost = id
 	}
@@ -93,8 +93,8 @@ func (s *serverSession) lose(id string, remember bool) bool {
 func (s *serverSession) end() linkTicket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ended := s.at
-	s.ready, s.at.Session = false, ""
+	ended := s.ticket
+	s.ready, s.ticket.Session = false, ""
 	return ended
 }
 
@@ -117,14 +117,14 @@ func (s *serverSession) hasFailed() bool {
 func (s *serverSession) current() linkTicket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.at
+	return s.ticket
 }
 
 // state returns the era and the abilities of the server.
 func (s *serverSession) state() (era mcp.Era, can mcp.Abilities) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.at.Era, s.at.Can
+	return s.ticket.Era, s.ticket.Can
 }
 
 // serverInfo returns the server's description of itself.
@@ -132,7 +132,7 @@ func (s *serverSession) serverInfo() *serverInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.info == nil {
-		return &serverInfo{can: s.at.Can, hasSession: s.at.Session != ""}
+		return &serverInfo{can: s.ticket.Can, hasSession: s.ticket.Session != ""}
 	}
 	return s.info
 }
@@ -157,7 +157,7 @@ func (s *serverSession) carry() (t linkTicket, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.carried = s.ready
-	return s.at, s.ready
+	return s.ticket, s.ready
 }
 
 // markCarried notes that the record of the client's session carries the session.
@@ -171,7 +171,7 @@ func (s *serverSession) markCarried() {
 func (s *serverSession) isCarried() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.carried || s.at.Session == ""
+	return s.carried || s.ticket.Session == ""
 }
 
 // replace sets a session that another process has begun, and returns the previous one. It reports
@@ -182,14 +182,14 @@ func (s *serverSession) replace(t linkTicket) (before linkTicket, ok bool) {
 	if t.Session != "" && t.Session == s.lost {
 		return linkTicket{}, false
 	}
-	before = s.at
+	before = s.ticket
 	s.use(t)
 	return before, true
 }
 
 // use sets a session that another process has begun. The caller holds the lock.
 func (s *serverSession) use(t linkTicket) {
-	s.at = t
+	s.ticket = t
 	s.initialized, s.carried, s.used = true, true, true
 }
 
@@ -197,7 +197,7 @@ func (s *serverSession) use(t linkTicket) {
 func (s *serverSession) reject(t, before linkTicket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at, s.lost = before, t.Session
+	s.ticket, s.lost = before, t.Session
 	s.initialized, s.carried = false, false
 }
 
@@ -225,7 +225,7 @@ func (s *serverSession) isInitialized() bool {
 func (s *serverSession) setInitialized(initialized bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ready && s.carried && s.at.Era == mcp.Legacy {
+	if s.ready && s.carried && s.ticket.Era == mcp.Legacy {
 		s.initialized = initialized
 	}
 }
@@ -247,8 +247,8 @@ func (s *serverSession) noteInitialized(failure *jsonrpc.Failure) (last bool) {
 func (s *serverSession) markUnsynced(isChild bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	own := !s.carried || isChild || httpsse.IsSession(s.at.Session)
-	s.unsynced = s.unsynced || own && s.ready && s.at.Era == mcp.Legacy
+	own := !s.carried || isChild || httpsse.IsSession(s.ticket.Session)
+	s.unsynced = s.unsynced || own && s.ready && s.ticket.Era == mcp.Legacy
 }
 
 // takeUnsynced reports whether an initialized server misses requests that the client made at other
