@@ -345,6 +345,9 @@ func (t *clientTable) lookUp(key string, add *client) *client {
 			c.key = key
 		}
 		t.busy[c.key] = c // share the string: session ids are long
+		if t.sweeping == nil && !t.ended {
+			t.sweeping = time.AfterFunc(idleTime/10, t.sweep)
+		}
 	}
 	c.refs++
 	return c
@@ -374,9 +377,6 @@ func (t *clientTable) release(c *client) {
 	if bytes := c.size(); !t.idle.Put(c.owner, c.key, c, bytes) {
 		t.forget(c)
 	}
-	if t.sweeping == nil {
-		t.sweeping = time.AfterFunc(idleTime/10, t.sweep)
-	}
 }
 
 // expire forgets expired clients and calls others, with the lock held. That reports whether anything
@@ -386,7 +386,8 @@ func (t *clientTable) expire(others func() (left bool)) {
 	defer t.mu.Unlock()
 	t.idle.Expire()
 	t.resting.Expire()
-	if left := others(); t.ended || !left && t.idle.Len() == 0 && t.resting.Len() == 0 {
+	left := others() || len(t.busy) > 0 || t.idle.Len() > 0 || t.resting.Len() > 0
+	if t.ended || !left {
 		t.sweeping = nil
 		return
 	}

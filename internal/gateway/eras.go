@@ -595,7 +595,7 @@ func (c modernRelay) run(mayRetry bool) (lost bool, _ *jsonrpc.Failure) {
 		case rl.input == nil:
 			return false, nil
 		}
-		responses, failure := prompter{c.call}.ask(rl.input)
+		responses, failure := prompter(c).ask(rl.input)
 		if failure == nil {
 			failure = message.Read(mcp.WithInput(&first, responses, rl.input.State))
 		}

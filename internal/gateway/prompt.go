@@ -192,7 +192,7 @@ func (p prompter) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URL
 		return p.answerFailure(required)
 	}
 	p.FailWith(required)
-	return builtinCall{p.call}.answerText(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
+	return builtinCall(p).answerText(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
 }
 
 // awaitLogin waits for the login, if the client has accepted the request to log in.
@@ -236,5 +236,5 @@ func (p prompter) callLoginTool() *jsonrpc.Failure {
 		}
 		return p.send()
 	}
-	return builtinCall{p.call}.answerText("Logged in to "+p.link.serverName+". Its tools can be listed now.", false)
+	return builtinCall(p).answerText("Logged in to "+p.link.serverName+". Its tools can be listed now.", false)
 }
