@@ -2,6 +2,7 @@ package stdio
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -11,7 +12,8 @@ import (
 // A pool outlives the configurations that use it. Its hosts have users, and children run until the
 // last one has released their host and no request is in flight.
 
-// hosts counts the users of each host, or of any host ("").
+// hosts counts the users of each host, or of any host (""). Use does not wait for the lock of the
+// pool: its caller may hold a lock that the logger takes, and servers log under theirs.
 type hosts struct {
 	mu    sync.Mutex
 	users map[string]int // nil before the first add; all hosts are in use then
@@ -65,6 +67,13 @@ func (h *hosts) nameInUse(name string) bool {
 		}
 	}
 	return h.users == nil
+}
+
+// snapshot returns a copy, for decisions that depend on each other.
+func (h *hosts) snapshot() *hosts {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return &hosts{users: maps.Clone(h.users)}
 }
 
 // requestCounts counts the requests in flight at each host.
@@ -208,7 +217,8 @@ func (p *Pool) stopHost(ctx context.Context, linger time.Duration, host string) 
 	for p.waitIdle(ctx, linger, host) {
 	}
 	p.mu.Lock()
-	if p.closed || p.hosts.inUse(host) { // it may be used again
+	hosts := p.hosts.snapshot()
+	if p.closed || hosts.inUse(host) { // it may be used again
 		p.mu.Unlock()
 		return
 	}
@@ -221,7 +231,7 @@ func (p *Pool) stopHost(ctx context.Context, linger time.Duration, host string) 
 	}
 	var ended []*session
 	for _, s := range p.sessions.byID {
-		if s.hasServerAt(host) || !p.hosts.nameInUse(s.name) {
+		if s.hasServerAt(host) || !hosts.nameInUse(s.name) {
 			ended = append(ended, s)
 		}
 	}
