@@ -304,6 +304,13 @@ func (gs *groups) any(host string) *group {
 	return best.address.group
 }
 
+// isShared reports whether a group of legacy clients shares the server.
+func (s *server) isShared() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.address.group != nil // becomeLegacy may set it
+}
+
 // readiness ranks servers by how soon they can respond. It is 0 for one that was never ready
 // and may never be: a server can refuse the capabilities of its clients.
 func (s *server) readiness() int {

@@ -221,8 +221,8 @@ func (p *Pool) CheckStarted(ctx context.Context, host string) (asked bool, err e
 // ready does not count while another one runs: it may refuse the capabilities of its clients.
 func (p *Pool) healthServers(host string) []*server {
 	servers := p.serversAt(host)
-	if !slices.ContainsFunc(servers, func(s *server) bool { return s.address.group != nil && s.current() != nil }) {
+	if !slices.ContainsFunc(servers, func(s *server) bool { return s.isShared() && s.current() != nil }) {
 		return servers
 	}
-	return slices.DeleteFunc(servers, func(s *server) bool { return s.address.group != nil && s.readiness() == 0 })
+	return slices.DeleteFunc(servers, func(s *server) bool { return s.isShared() && s.readiness() == 0 })
 }

@@ -352,3 +352,24 @@ func TestCheckStarted(t *testing.T) { // A36
 		equal(t, "attempts", p.logs.FilterMessage("MCP server not started").Len(), 2)
 	})
 }
+
+// A child that was started for modern clients turns out to be a legacy child during health checks.
+func TestChecksWhileAChildBecomesLegacy(t *testing.T) {
+	for range 50 {
+		p := newPool(t, "")
+		s, err := p.server(address{host: "alpha:1", era: mcp.Modern})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := (&handshaker{server: s}).legacyGroup()
+		var checks sync.WaitGroup
+		checks.Go(func() {
+			for len(p.serversAt("alpha:1")) == 1 {
+				_, _ = p.CheckStarted(t.Context(), "alpha:1")
+			}
+		})
+		time.Sleep(time.Millisecond)
+		equal(t, "the server has moved", s.becomeLegacy(g), true)
+		checks.Wait()
+	}
+}
