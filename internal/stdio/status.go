@@ -193,7 +193,7 @@ func (s *server) wantsRestart() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if errors.Is(s.err, errLegacyOnly) && s.starting == nil {
-		s.err, s.eraFailures = nil, 0
+		s.err, s.eraFailures, s.due = nil, 0, time.Time{}
 		return false
 	}
 	if s.owner != nil {

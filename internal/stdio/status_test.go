@@ -271,6 +271,17 @@ func TestRestart(t *testing.T) { // A62
 		defer modern.mu.Unlock()
 		equal(t, "known error", modern.err, nil)
 	})
+	t.Run("a server of the legacy era is probed again at once", func(t *testing.T) {
+		p := newPool(t, "--modern")
+		modern, _ := p.server(address{host: "alpha:1", era: mcp.Modern})
+		modern.mu.Lock()
+		modern.failures = 10 // the next pause is long
+		modern.noteFailure(errLegacyOnly, 0, false)
+		modern.mu.Unlock()
+		p.restart()
+		_, err := modern.ready(p.client().ctx)
+		equal(t, "error", err, nil)
+	})
 	t.Run("a closed pool starts nothing", func(t *testing.T) {
 		p := newPool(t, "")
 		p.client().pid()
