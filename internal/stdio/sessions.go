@@ -102,8 +102,8 @@ func newSessions(p *Pool) sessions {
 	}
 }
 
-// open begins a session for a client that has sent initialize. It returns nil if there is no
-// room.
+// open begins a session for a client that has sent initialize. It returns nil if there is no room,
+// or if the host is no longer used: Release does not know the session yet.
 func (ss *sessions) open(initialize *jsonrpc.Message, host, owner string) *session {
 	p := ss.pool
 	s := newSession(p, nameAt(host), owner, initialize)
@@ -114,7 +114,7 @@ func (ss *sessions) open(initialize *jsonrpc.Message, host, owner string) *sessi
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || !ss.meter.Take(owner, s.memory.bytes) {
+	if p.closed || !p.hosts.inUse(host) || !ss.meter.Take(owner, s.memory.bytes) {
 		return nil
 	}
 	if p.config.Isolation == PerSession {

@@ -2,8 +2,13 @@ package stdio
 
 import (
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
 // A host that is used again while its children are stopped keeps its sessions only if it keeps
@@ -42,4 +47,21 @@ func TestUseWhileAHostIsStopped(t *testing.T) {
 		}
 		equal(t, "sessions", len(p.sessions.byID), want)
 	}
+}
+
+// A host is released while a session waits until its owner can begin another one.
+func TestReleaseBeforeASessionBegins(t *testing.T) {
+	p := newPool(t, "", perSession)
+	p.Use("alpha:1")
+	limiter := rate.NewLimiter(1, 1)
+	limiter.Allow()
+	p.sessions.starts.limiters[""] = limiter
+	opened := make(chan *reply)
+	go func() {
+		opened <- p.client().post(request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
+	}()
+	await.Until(t, "the session waits", func() bool { return limiter.Tokens() < 0 })
+	p.Release(t.Context(), 0, "alpha:1")
+	equal(t, "status", (<-opened).StatusCode, http.StatusServiceUnavailable)
+	equal(t, "started", p.events("start"), 0)
 }
