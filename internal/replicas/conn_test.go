@@ -218,3 +218,9 @@ func TestListenAfterAnOutage(t *testing.T) {
 		}
 	})
 }
+
+// The engine of these tests works like Redis.
+func TestInMemoryEngine(t *testing.T) {
+	engine := replicastest.New()
+	replicastest.TestEngine(t, func() replicas.Engine { return engine })
+}
