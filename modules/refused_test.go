@@ -107,11 +107,17 @@ func TestDoubtfulConfigurations(t *testing.T) {
 	)
 	gateway := func(lines string) string { return "mcp_gateway {\n\tseparator __\n" + lines + "\n}" }
 	const files = "server files http://127.0.0.1:1/mcp\n"
+	file := filepath.Join(t.TempDir(), "mcp.json")
+	if err := os.WriteFile(file, []byte(`{"mcpServers":{"c":{"url":"http://127.0.0.1:3/mcp"}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fromFile := gateway("servers_from " + file)
 	for _, tt := range []struct {
 		name, site string
 		want       []string
 	}{
 		{"a good configuration", gateway(files), nil},
+		{"a good configuration with servers_from", fromFile, nil},
 		{"a separator with a dot", "mcp_gateway {\n\tseparator .\n" + files + "}", []string{separator}},
 		{"a separator with a slash", "mcp_gateway {\n\tseparator /\n" + files + "}", []string{separator}},
 		{"a missing command", gateway("server a stdio no-such-command-anywhere"), []string{notFound}},
@@ -141,6 +147,8 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		{"two gateways for two hosts", "@a host a.example.com\n@b host b.example.com\nhandle @a {\n" + gateway(files) +
 			"\n}\nhandle @b {\n" + gateway(files) + "\n}", nil},
 		{"a stripped mcp_path", "handle_path /mcp* {\n" + gateway(files) + "\n}",
+			[]string{"a handler in front strips the beginning of mcp_path from requests; use handle instead of handle_path"}},
+		{"a stripped mcp_path with servers_from", "handle_path /mcp* {\n" + fromFile + "\n}",
 			[]string{"a handler in front strips the beginning of mcp_path from requests; use handle instead of handle_path"}},
 		{"a stripped prefix of mcp_path", "handle_path /team/* {\n" + gateway(files) + "\n}", nil},
 		{"a negative mask", "observation_mask -1 2 3", []string{"negative max_chars turns the mask off; write off"}},

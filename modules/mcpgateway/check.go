@@ -385,7 +385,7 @@ func (w warner) warnOfSite() {
 			"set client_auth in tls")
 	}
 	routes := w.place.site.Routes
-	for _, module := range w.ctx.Modules() {
+	for _, module := range w.place.handler.ctx.Modules() { // w.ctx lacks the modules around a shell
 		if subroute, ok := module.(*caddyhttp.Subroute); ok {
 			routes = subroute.Routes
 		}
