@@ -142,6 +142,12 @@ func TestDoubtfulConfigurations(t *testing.T) {
 				"set client_auth in tls"}},
 		{"two gateways at one path", "route {\n" + gateway(files) + "\n" + gateway("server b http://127.0.0.1:2/mcp") + "\n}",
 			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
+		{"two gateways at one path, the second with servers_from", "route {\n" + gateway(files) + "\n" + fromFile + "\n}",
+			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
+		{"two gateways at one path, the first with servers_from", "route {\n" + fromFile + "\n" + gateway(files) + "\n}",
+			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
+		{"two gateways at one path of the site, the second with servers_from", gateway(files) + "\n" + fromFile,
+			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
 		{"two gateways at two paths", "route {\n" + gateway(files) + "\n" +
 			gateway("mcp_path /b\nrpc_path /c\nserver b http://127.0.0.1:2/mcp") + "\n}", nil},
 		{"two gateways for two hosts", "@a host a.example.com\n@b host b.example.com\nhandle @a {\n" + gateway(files) +

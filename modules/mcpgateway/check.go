@@ -410,7 +410,7 @@ func (w warner) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.M
 		}
 		switch err := json.Unmarshal(raw, &config); {
 		case err != nil || config.Kind != "mcp_gateway":
-		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), w.rawConfig):
+		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), w.place.handler.rawConfig):
 			return gateways
 		default:
 			config.setDefaults()
