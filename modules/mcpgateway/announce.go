@@ -58,6 +58,7 @@ func (a *announcer) announce(h *Handler) {
 func (a *announcer) stop() {
 	if a.key != "" {
 		_, _ = announcements.Delete(a.key)
+		a.key = ""
 	}
 }
 
