@@ -177,7 +177,7 @@ func (l *liveGateway) apply() error {
 	}
 	digests := map[string]string{}
 	for _, s := range config.Servers {
-		if from[s.Name] != "" {
+		if s != nil && from[s.Name] != "" { // Provision refuses nil
 			digests[s.Name] = digest(s)
 		}
 	}

@@ -242,6 +242,14 @@ func TestMissingFilesOfServers(t *testing.T) {
 	}
 }
 
+func TestNullBesideFilesOfServers(t *testing.T) {
+	l := &liveTest{t: t, file: filepath.Join(t.TempDir(), "mcp.json")}
+	l.write(fileOf("a", "127.0.0.1:1"))
+	if err := l.load(`"servers":[null]`); err == nil || !strings.HasSuffix(err.Error(), "servers[0] is null") {
+		t.Error(err)
+	}
+}
+
 // The file may be a symbolic link that is replaced, as in Kubernetes.
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
