@@ -41,6 +41,8 @@ type State struct {
 	upstream      *upstream.Retained
 	confirmations *inbound.Confirmations
 
+	moving sync.Mutex // held while streams move to another Gateway; locked before mu
+
 	mu             sync.Mutex
 	activeGateways gatewayList
 	ended          bool
@@ -116,6 +118,8 @@ func (s *State) addGateway(g, replaces *Gateway) {
 // removeGateway removes a Gateway that serves no more requests. Its streams move to its successor.
 // If there is none, or it is ambiguous, the streams end and clients reconnect.
 func (s *State) removeGateway(g *Gateway) {
+	s.moving.Lock() // a successor that is removed, too, passes on all streams
+	defer s.moving.Unlock()
 	s.mu.Lock()
 	s.activeGateways = slices.DeleteFunc(s.activeGateways, func(member *Gateway) bool { return member == g })
 	to := g.replacement

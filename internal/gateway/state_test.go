@@ -376,6 +376,49 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 	}
 }
 
+// A hookedAuth calls a function when its fingerprint is read.
+type hookedAuth struct {
+	headerAuth
+	onFingerprint func()
+}
+
+func (a hookedAuth) Fingerprint() string {
+	a.onFingerprint()
+	return a.headerAuth.Fingerprint()
+}
+
+// A configuration that is replaced while it takes over streams passes on all of them.
+func TestConfigurationsReplacedAtTheSameTime(t *testing.T) {
+	a := legacyPeer("a")
+	a.keepStreams()
+	g := newGateway(t, func(c *Config) { c.Auth = headerAuth{} }, a)
+	for range 3 {
+		u := g.user(t, mcp.Legacy)
+		u.identity = "ann"
+		u.connect().listen()
+	}
+	first, closed := g.Gateway, make(chan struct{})
+	var second *Gateway
+	closeSecond := sync.OnceFunc(func() {
+		go func() {
+			defer close(closed)
+			second.Close()
+		}()
+		select { // the other streams have not been moved yet
+		case <-closed:
+		case <-time.After(time.Second / 10):
+		}
+	})
+	second = New(testConfig(func(c *Config) { c.Auth = hookedAuth{onFingerprint: closeSecond} }, a), g.State, g.Retained)
+	g.Gateway = New(testConfig(func(c *Config) { c.Auth = headerAuth{} }, a), g.State, g.Retained)
+	g.serving.Store(g.Gateway)
+	first.Close()
+	<-closed
+	if n := g.Refresh("a"); n != 3 {
+		t.Errorf("%d streams notified, want 3", n)
+	}
+}
+
 // A client that is evicted while it is in use is served to the end, and remembered afterwards.
 func TestBusyClientsAreNotEvicted(t *testing.T) {
 	s := NewState(nil)
