@@ -21,7 +21,7 @@ import (
 
 // A client is a legacy session, or all modern requests that seem to come from the same client.
 type client struct {
-	key         string // key in the clientTable
+	key         string // key in the clientTable, "" until the session has begun; set under its lock and mu
 	refs        int    // number of users; guarded by clientTable.mu
 	audience    string // key of the audience
 	fingerprint uint64 // of the request that began the session, see [aggregateRequest.fingerprint]
@@ -61,6 +61,21 @@ func (c *client) joinAudience(g *Gateway, key string) {
 	c.audience = key
 	a := g.audience(c)
 	c.audience, c.introduction = a.key, a.introduction
+}
+
+// setKey sets the key of a client whose session begins.
+func (c *client) setKey(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.key = key
+}
+
+// hasKey reports whether the client's session has begun. Servers may still be connecting in the
+// background when it begins. What runs there must call hasKey before it reads the key.
+func (c *client) hasKey() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.key != ""
 }
 
 // keyHash returns the hash of the client's key.
@@ -342,7 +357,7 @@ func (t *clientTable) lookUp(key string, add *client) *client {
 			return nil
 		}
 		if c.key == "" {
-			c.key = key
+			c.setKey(key)
 		}
 		t.busy[c.key] = c // share the string: session ids are long
 		if t.sweeping == nil && !t.ended {

@@ -216,7 +216,7 @@ func (b *listBroadcast) send(notice string, links []*link) {
 	}
 	sessions := make([]string, len(links))
 	for i, l := range links {
-		if l.client.key != "" {
+		if l.client.hasKey() {
 			hash := l.client.keyHash()
 			sessions[i] = hex.EncodeToString(hash[:])
 		}

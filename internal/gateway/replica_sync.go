@@ -336,7 +336,7 @@ type serverMessage struct {
 // whether there is one.
 func (u unsolicited) sendToReplica(m *jsonrpc.Message) (delivered bool) {
 	rs, c := u.g.replicaSync, u.link.client
-	if rs == nil || c.era != mcp.Legacy || c.key == "" || len(c.openStreams()) > 0 {
+	if rs == nil || c.era != mcp.Legacy || !c.hasKey() || len(c.openStreams()) > 0 {
 		return false
 	}
 	return rs.bus.publish(sessionTopic(c.key), replicaMessage{Session: c.key, Said: &serverMessage{

@@ -925,3 +925,28 @@ func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
 		t.Errorf("notified %d times at its next use", n)
 	}
 }
+
+// For the race detector: servers are connected in the background while a session begins.
+func TestSessionsThatBeginWhileServersConnect(t *testing.T) {
+	space := replicastest.Replica(t, replicastest.New()).Space("gateway")
+	g := serveInMemory(t, newBareGatewayIn(space, nil, legacyPeer("a")))
+	defer g.close()
+	c := newClient(mcp.Legacy, mcp.Latest, "", "@owner", introduction{}.complete())
+	server := g.config.Servers[0]
+	l, sc := c.linkTo(server), scope{g: g.Gateway}
+	var m jsonrpc.Message
+	if m.Read([]byte(toolsChanged)) != nil {
+		t.Fatal("invalid message")
+	}
+	var background sync.WaitGroup
+	background.Go(func() {
+		connectAttempt{sc, l, server}.sharesSession()
+		g.replicaSync.listsChanged(m.Text(jsonrpc.Method), l)
+		unsolicited{sc, l}.sendToReplica(&m)
+	})
+	g.clients.release(g.clients.get("session", func() *client { return c }))
+	background.Wait()
+	if c.keyHash() != hashKey("session") {
+		t.Error("the session does not have the hash of its id")
+	}
+}

@@ -315,7 +315,7 @@ func (s recordStore) hasRoom(ctx context.Context, c *client, bytes int) (bool, e
 // sharesSession reports whether replicas share the session in the client's record.
 func (c connectAttempt) sharesSession() bool {
 	client := c.link.client
-	return c.g.replicaSync != nil && client.era == mcp.Legacy && client.key != "" && client.inspection == nil &&
+	return c.g.replicaSync != nil && client.era == mcp.Legacy && client.hasKey() && client.inspection == nil &&
 		!c.server.ChildrenOnly
 }
 
