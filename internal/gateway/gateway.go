@@ -114,7 +114,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	})
 	g.servers, g.rules, g.shared, g.info = g.gate.Servers, g.gate.Rules, g.gate.Shared, g.gate.Info
 	g.names = names{naming: config.Naming, servers: g.servers, templates: retained.Templates}
-	if config.Naming.Separator == "" {
+	if config.Naming.Separator == "" && len(config.Servers) > 0 { // without servers, the gateway never serves
 		g.names.only = config.Servers[0]
 	}
 	g.sealer = sealer{g.shared.Sealer}

@@ -250,6 +250,20 @@ func TestNullBesideFilesOfServers(t *testing.T) {
 	}
 }
 
+// Without a separator there must be one server. A file may leave none.
+func TestFilesWithoutServersAndSeparator(t *testing.T) {
+	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"separator":"none"`)
+	l.change(`{"mcpServers":{}}`)
+	l.has("a")
+	if got := l.live.statuses()[0].Error; !strings.Contains(got, "requires a single server, but there are 0") {
+		t.Errorf("got %q", got)
+	}
+	l.end()
+	if err := l.load(`"separator":"none"`); err == nil || !strings.Contains(err.Error(), "but there are 0") {
+		t.Errorf("at the start: %v", err)
+	}
+}
+
 // The file may be a symbolic link that is replaced, as in Kubernetes.
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
