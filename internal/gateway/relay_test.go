@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
@@ -614,30 +615,40 @@ type recordingMask struct {
 	originalsMask
 	mu    sync.Mutex
 	about []mcp.Target
+	goals []string
 }
 
 func (m *recordingMask) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest,
 	next upstream.Handler) error {
 	m.mu.Lock()
-	m.about = append(m.about, about.About)
+	m.about, m.goals = append(m.about, about.About), append(m.goals, about.Goal)
 	m.mu.Unlock()
 	return next.ServeHTTP(w, r)
 }
 
-// The rest of a resumed call is masked like the call.
+// The rest of a resumed call is masked like the call, with the same focus.
 func TestResumedCallsAreMasked(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		mask := new(recordingMask)
-		p := legacyPeer("a")
-		p.cutStream("tools/call", func(c *connection) { c.send("") }, func(c *connection) { c.result(`{}`) })
-		g := newInMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskMCP = mask, true }, p)
-		defer g.close()
-		g.legacy(t).call("a::x")
-		want := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
-		if !slices.Equal(mask.about, []mcp.Target{want, want}) {
-			t.Errorf("masked %v", mask.about)
-		}
-	})
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mask := new(recordingMask)
+				p := legacyPeer("a").hasList("tools/list", "tools",
+					`{"name":"x","inputSchema":{"type":"object","properties":{"a":{}}}}`)
+				p.cutStream("tools/call", func(c *connection) { c.send("") }, func(c *connection) { c.result(`{}`) })
+				g := newInMemory(t, func(c *Config) {
+					c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = mask, true, toolview.NewFocus("aim")
+				}, p)
+				defer g.close()
+				u := g.as(t, era)
+				u.ask("tools/list", "")
+				u.ask("tools/call", `{"name":"a::x","arguments":{"aim":"y"}}`)
+				want := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
+				if !slices.Equal(mask.about, []mcp.Target{want, want}) || !slices.Equal(mask.goals, []string{"y", "y"}) {
+					t.Errorf("masked %v with goals %q", mask.about, mask.goals)
+				}
+			})
+		})
+	}
 }
 
 // rewritten returns a response with shown names.

@@ -105,7 +105,7 @@ func (s *resumption) nextExchange() *Exchange {
 	rest := &Exchange{
 		Shared: x.Shared, Server: x.Server, Kind: x.Kind, Writer: x.Writer, Began: x.Began,
 		PostedMessage: &PostedMessage{Message: x.Message}, Caller: x.Caller, Resumed: true, reader: x.reader,
-		inspection: x.inspection, Traffic: x.Traffic,
+		inspection: x.inspection, Traffic: x.Traffic, Goal: x.Goal,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
 	rest.limits.lastActivity.Store(x.limits.lastActivity.Load())
