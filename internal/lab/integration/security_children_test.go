@@ -368,8 +368,8 @@ func TestSecurityMemoryOfRequests(t *testing.T) {
 			}
 			await.Until(t, "all calls to wait for the child", func() bool {
 				stacks := admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body
-				return strings.Count(stacks, "stdio.(*child).sendEdited(")+
-					strings.Count(stacks, "stdio.(*roundTrip).firstMessage(") == calls
+				return strings.Count(stacks, "stdio.(*inputQueue).sendEdited(")+
+					strings.Count(stacks, "stdio.(*call).first(") == calls
 			})
 			if got := (heap() - before) / (calls * size); got > test.factor {
 				t.Errorf("%.2f times the bytes in flight are in memory, want at most %.1f", got, test.factor)
