@@ -517,6 +517,22 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 	})
 }
 
+func TestUpdatesOfDeniedResourcesDuringCalls(t *testing.T) { // A55, A68
+	update := updateOf("docs://secret/1")
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		a.send(w, update)
+		a.send(w, strings.Replace(update, "resources/", `resources\/`, 1))
+		a.send(w, strings.Replace(update, "updated", `up\u0064ated`, 1))
+		a.send(w, updateOf("docs://public/1"))
+		a.finish(w, `{"content":[]}`)
+	})
+	u := newGateway(t, rulesForAll("deny resource:a::docs://secret/"), p).legacy(t)
+	s := u.call("a::x")
+	if n := strings.Count(s.body, `"uri"`); n != 1 || !strings.Contains(s.body, mcp.ResourceURI("a", "docs://public/1")) {
+		t.Errorf("got %s", s.body)
+	}
+}
+
 // Responses in listen streams are ignored: they belong to calls.
 func TestResponsesOnListenStreams(t *testing.T) { // A54
 	p := legacyPeer("a")

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
@@ -298,6 +299,14 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	}
 	ended = err == nil
 	return err
+}
+
+// serveRoutes runs the routes of the server for r.
+func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
+	if x.Kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
+		return x.Shared.Retained.httpSSE.Serve(w, r, httpSSEAccess{x.Server, x.Caller.Account()}.upstream())
+	}
+	return x.Server.Routes.Serve(w, r, x.Caller.Account())
 }
 
 // conclude ends the exchange and returns the failure for the client, if any.

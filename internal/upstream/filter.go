@@ -115,7 +115,9 @@ func (f *filter) mayHaveCompletions() bool {
 // filterMessage returns a message of the server as the client gets it; nil to drop it.
 func (f *filter) filterMessage(message []byte) ([]byte, error) {
 	var m jsonrpc.Message // read only if its kind matters
-	if (f.answers || f.updates || f.taskNotices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
+	// The gateway parses each message at Aggregate; its exchanges only look for updates.
+	read := f.answers || f.taskNotices || f.updates && (f.x.Kind != Aggregate || mayBeUpdate(message))
+	if read && looksLikeJSON(message) && m.ReadExact(message) != nil {
 		return f.drop(errUnreadable) // unreadable to the gateway, but perhaps not to the client
 	}
 	if f.answers {
@@ -157,6 +159,13 @@ func (f *filter) filterMessage(message []byte) ([]byte, error) {
 	}
 	f.countRedactions(n)
 	return redacted, nil
+}
+
+// mayBeUpdate reports whether a message could be read as an update of a resource. Its method has
+// that name in plain text, or with a slash or other characters escaped.
+func mayBeUpdate(message []byte) bool {
+	return bytes.Contains(message, []byte("resources/updated")) || bytes.Contains(message, []byte(`\/`)) ||
+		bytes.Contains(message, []byte(`\u`))
 }
 
 func (f *filter) countRedactions(n int) {

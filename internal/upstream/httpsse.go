@@ -22,14 +22,6 @@ import (
 // translates it to Streamable HTTP, between an exchange and the routes. The format of session ids
 // tells these servers apart.
 
-// serveRoutes runs the routes of the server for r.
-func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
-	if x.Kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
-		return x.Shared.Retained.httpSSE.Serve(w, r, httpSSEAccess{x.Server, x.Caller.Account()}.upstream())
-	}
-	return x.Server.Routes.Serve(w, r, x.Caller.Account())
-}
-
 // An httpSSEAccess is the access of an account to a server with HTTP+SSE.
 type httpSSEAccess struct {
 	server  *Server

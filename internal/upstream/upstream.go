@@ -3,8 +3,7 @@
 // An [Exchange] is one HTTP request to a [Server] with its response. The [Routes] of the server
 // handle it; below them is Caddy. A response passes, on its way to the client, through
 //
-//	receiver.go, limits.go
-//	                limits of size, headers and time
+//	receiver.go     limits of size, headers and time
 //	binding.go, tasks.go, httpsse.go
 //	                binds the ids of sessions, events, tasks and endpoints to the client
 //	filter.go       removes list items and messages the client may not see;

@@ -241,6 +241,8 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A68
 			`"params":{"uri":"file:///public/x","URI":"file:///secret/x"}}`,
 		"a method member in another case": `{"jsonrpc":"2.0","method":"vendor/x",` +
 			`"Method":"notifications/resources/updated","params":{"uri":"file:///secret/x"}}`,
+		"an escaped slash":  strings.Replace(update("file:///secret/x"), "resources/", `resources\/`, 1),
+		"an escaped letter": strings.Replace(update("file:///secret/x"), "updated", `up\u0064ated`, 1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := newStreamingServer(t, event)
