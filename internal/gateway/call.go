@@ -192,17 +192,11 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 	return failure
 }
 
-// forward checks that the client may make the call, sends it to the server with edits, and passes
-// on the response.
+// forward edits the call for the server, checks that the client may make it, sends it, and passes
+// on the response. It checks the edited call: rules see the arguments that the server gets.
 func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.Server = s
-	message, failure := c.messageForServer(append(edits, c.g.names.relatedTaskEdits(c.Message.Raw, s.Name)...)...)
-	if failure == nil {
-		message, failure = c.Override.ToServer(&message)
-	}
-	if failure == nil {
-		c.Message = message // frees the unedited copy
-	}
+	invalid := c.edit(edits)
 	isLogin := c.isLoginTool(s, target)
 	if isLogin && c.sees(s) {
 		target = mcp.Target{} // the login tool belongs to the gateway
@@ -215,8 +209,8 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 	if refused != nil && !refused.IsLoginRequired() {
 		return refused
 	}
-	if failure != nil {
-		return failure
+	if invalid != nil { // only those who may make the call are told why it is invalid
+		return invalid
 	}
 	c.link = c.client.linkTo(s)
 	f := &c.active
@@ -245,12 +239,23 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 	return prompter{c}.withLogin(c.send)
 }
 
+// edit edits the message for the server, with these edits and those of the tool's override.
+func (c *call) edit(edits []jsonspan.Edit) *jsonrpc.Failure {
+	message, failure := c.messageForServer(append(edits, c.g.names.relatedTaskEdits(c.Message.Raw, c.Server.Name)...)...)
+	if failure == nil {
+		message, failure = c.Override.ToServer(&message)
+	}
+	if failure == nil {
+		c.Message = message
+	}
+	return failure
+}
+
 // send confirms the call, if a rule requires it, and sends it to the server or to the replica that
 // holds it.
 func (c *call) send() *jsonrpc.Failure {
-	key, replica := legacyRelay{c}.key()
-	isRemote := c.g.continuations.isElsewhere(replica)
-	if !isRemote {
+	replica, key := legacyRelay{c}.otherHolder()
+	if replica == "" {
 		if failure := c.learnTool(); failure != nil {
 			return failure
 		}
@@ -258,9 +263,15 @@ func (c *call) send() *jsonrpc.Failure {
 	if ok, failure := (prompter{c}).confirm(); !ok {
 		return failure
 	}
-	if isRemote {
+	if replica != "" {
 		return legacyRelay{c}.continueAt(replica, key)
 	}
+	return c.sendToServer()
+}
+
+// sendToServer sends the call in a session with the server. A server of another era may take more
+// than one request, or the call is held.
+func (c *call) sendToServer() *jsonrpc.Failure {
 	l := c.link
 	for mayRetry := true; ; mayRetry = false {
 		if failure := l.open(c.scope()); failure != nil {
@@ -291,6 +302,17 @@ func (c *call) relay() *jsonrpc.Failure {
 		return c.fail(failure)
 	}
 	return nil
+}
+
+// learnTool loads the definition of the called tool if this replica has not listed the tools of the
+// server. Without it, this replica could not detect an invalid tool, or repeat arguments in
+// headers, and would answer differently than other replicas.
+func (c *call) learnTool() *jsonrpc.Failure {
+	if c.g.continuations.peers == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
+		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
+		return nil
+	}
+	return checkTool(c.Server, c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name)), c.name)
 }
 
 // takeFocus removes the focus argument from a tool call, if the gateway added that argument to the

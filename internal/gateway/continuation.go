@@ -98,20 +98,18 @@ func (cs *continuations) withReplica(key string) string {
 	return key + " " + cs.space.Replica
 }
 
-// isElsewhere reports whether a replica that was added to a key is another one.
-func (cs *continuations) isElsewhere(replica string) bool {
-	return replica != "" && cs.peers != nil && replica != cs.space.Replica
-}
-
-// learnTool loads the definition of the called tool if this replica has not listed the tools of the
-// server. Without it, this replica could not detect an invalid tool, or repeat arguments in
-// headers, and would answer differently than other replicas.
-func (c *call) learnTool() *jsonrpc.Failure {
-	if c.g.continuations.peers == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
-		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
-		return nil
+// otherHolder returns the replica that holds the call that the request continues, and the key of
+// the call there. replica is "" if this replica holds it, or if the request continues no call.
+func (c legacyRelay) otherHolder() (replica, key string) {
+	cs := c.g.continuations
+	if c.era != mcp.Modern || cs.peers == nil {
+		return "", ""
 	}
-	return checkTool(c.Server, c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name)), c.name)
+	key, replica = c.heldKey()
+	if replica == cs.space.Replica {
+		return "", ""
+	}
+	return replica, key
 }
 
 // continueAt continues a call that another replica holds.

@@ -169,9 +169,9 @@ func (c legacyRelay) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	return c.paramHeaders().Check(c.HTTP.Header, m)
 }
 
-// key returns the key of the held call that the request continues, and the replica that
-// holds it. replica is "" if there are no replicas.
-func (c legacyRelay) key() (key, replica string) {
+// heldKey returns the key of the held call that the request continues, and the replica that holds
+// it. replica is "" if there are no replicas.
+func (c legacyRelay) heldKey() (key, replica string) {
 	if c.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", ""
 	}
@@ -182,7 +182,7 @@ func (c legacyRelay) key() (key, replica string) {
 
 // takeHeld returns the held call that the request continues, nil if there is none.
 func (c legacyRelay) takeHeld() *heldCall {
-	key, _ := c.key()
+	key, _ := c.heldKey()
 	return c.g.waiting.take(key, func(held *heldCall) bool {
 		return held.client == c.client && held.link == c.link && held.about == c.About()
 	})

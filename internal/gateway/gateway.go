@@ -10,7 +10,7 @@
 // Package inbound authenticates, reads and admits the requests of clients. Package upstream
 // exchanges messages with servers. For [upstream.Aggregate], this package is between them:
 //
-//	request.go    dispatches requests by method
+//	request.go    dispatches requests by method; clients.go finds the client of each
 //	handshake.go, list.go, subscriptions.go, oneway.go, call.go
 //	              answer the methods; a call is forwarded to one server
 //	names.go      finds that server, and translates names and URIs; owners.go finds it by

@@ -181,11 +181,9 @@ func (l *link) connect(sc scope, force bool) *jsonrpc.Failure {
 
 // markLost notes that the server no longer knows a session.
 func (l *link) markLost(g *Gateway, session string) {
-	if !l.session.lose(session, g.replicaSync != nil) {
-		return
+	if l.session.lose(session, g.replicaSync != nil, l.lists.drop) {
+		g.profile(l.client, l.serverID).forget()
 	}
-	l.lists.drop()
-	g.profile(l.client, l.serverID).forget()
 }
 
 // A responseHandler handles the response to a request of the gateway.
@@ -357,8 +355,8 @@ func (l *link) end(sc scope) {
 // name.
 func (g *Gateway) linkServer(l *link) *upstream.Server { return g.byID[l.serverID] }
 
-// exchange returns an exchange with the server of a link. The response goes to a Reader. m is the
-// message to send; nil for requests without one.
+// exchange returns an exchange of the gateway itself with the server of a link. The response goes
+// to a Reader. m is the message to send; nil for requests without one.
 func (g *Gateway) exchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *upstream.Exchange {
 	return g.shared.NewExchange(g.linkServer(l), g.callerOf(l.client), to, m, l.client.inspection)
 }

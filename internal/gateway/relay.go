@@ -54,8 +54,8 @@ func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 		return failure
 	}
 	m = &numbered
-	x := c.g.exchange(l, &rl.reader, m)
-	x.Goal, x.Caller.Annotations, x.Traffic = c.goal, c.Caller.Annotations, &c.Traffic
+	x := c.g.shared.NewExchange(c.Server, c.Caller, &rl.reader, m, c.client.inspection)
+	x.Goal, x.Traffic = c.goal, &c.Traffic
 	if c.Elicitation.Confirmed && c.era == mcp.Modern {
 		x.SealState = c.Elicitation.ConfirmedState
 	}

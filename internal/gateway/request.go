@@ -41,7 +41,7 @@ func (req *aggregateRequest) wholeTarget() mcp.Target {
 
 // sees reports whether the client may see a server.
 func (req *aggregateRequest) sees(s *upstream.Server) bool {
-	return req.g.rules.Sees(req.Caller.Identity, s.Name)
+	return req.Caller.Policy().MayAllow(s.Name)
 }
 
 // findSession finds the client of the session that the request names.

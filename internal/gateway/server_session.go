@@ -75,8 +75,8 @@ func (s *serverSession) noteOpened(failure *jsonrpc.Failure) {
 
 // lose notes that the server no longer knows the session with an id. It reports false if that is
 // not the current one. With remember, the session is not used again if another replica still has
-// it.
-func (s *serverSession) lose(id string, remember bool) bool {
+// it. forget forgets what belongs to the session, before another one can begin.
+func (s *serverSession) lose(id string, remember bool, forget func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ready || s.ticket.Session != id {
@@ -86,6 +86,7 @@ func (s *serverSession) lose(id string, remember bool) bool {
 	if remember {
 		s.lost = id
 	}
+	forget()
 	return true
 }
 

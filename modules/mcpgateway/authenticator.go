@@ -203,10 +203,5 @@ func (a *authenticator) serveMetadata(w http.ResponseWriter, r *http.Request, pa
 	return err
 }
 
-// originPolicy refuses requests that a web page of another origin may have caused.
-func (h *Handler) originPolicy() clientrequest.Policy {
-	return clientrequest.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}
-}
-
 // Interface guard
 var _ inbound.Authenticator = (*authenticator)(nil)

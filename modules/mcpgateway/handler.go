@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
@@ -553,6 +554,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	q.Serve()
 	return nil
+}
+
+// originPolicy refuses requests that a web page of another origin may have caused.
+func (h *Handler) originPolicy() clientrequest.Policy {
+	return clientrequest.Policy{Directive: "mcp_gateway", Origins: h.Origins, Hosts: h.Hosts}
 }
 
 // Cleanup stops the gateway. If another handler replaces this one, that handler takes over the

@@ -27,8 +27,8 @@ import (
 // wallClocks are the files that use the time of day as a number, which changes when the clock is
 // set. All other code compares times with Go's monotonic clock.
 var wallClocks = map[string]string{
-	"internal/gateway/client.go":          "when a session id was issued, for other replicas",
-	"internal/gateway/request.go":         "the same",
+	"internal/gateway/clients.go":         "when a session id was issued, for other replicas",
+	"internal/gateway/ticket.go":          "the same",
 	"modules/mcpgateway/auth/hmac.go":     "the timestamp in a signature",
 	"internal/inbound/admit.go":           "in the admin API: when a client was last seen",
 	"modules/mcpgateway/admin_servers.go": "the same",
