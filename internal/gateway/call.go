@@ -209,7 +209,7 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 	if refused != nil && !refused.IsLoginRequired() {
 		return refused
 	}
-	if invalid != nil { // only those who may make the call are told why it is invalid
+	if invalid != nil { // clients that may not make the call need not know why it is invalid
 		return invalid
 	}
 	c.link = c.client.linkTo(s)
@@ -280,7 +280,7 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 		l.session.markUsed()
 		switch era, _ := l.session.state(); {
 		case era == c.era:
-			return c.relay()
+			return c.relay() // opens a new session if the server has lost this one
 		case era == mcp.Legacy:
 			return legacyRelay{c}.run()
 		}

@@ -29,8 +29,8 @@ type relay struct {
 
 	responded      bool
 	position       streamable.Position // in the stream of the server
-	input          *mcp.InputResult    // input that the server requires
-	missingHeaders bool                // the server requires headers that repeat arguments
+	input          *mcp.InputResult    // input that a modern server requires of a legacy client
+	missingHeaders bool                // a modern server requires headers that repeat arguments
 }
 
 // run forwards a message and passes on the response. The caller answers with the failure that it
