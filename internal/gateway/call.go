@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"net/http"
-	"slices"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -197,7 +196,7 @@ func (c *call) callOther(method string) *jsonrpc.Failure {
 func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.Server = s
 	invalid := c.edit(edits)
-	isLogin := c.isLoginTool(s, target)
+	isLogin := prompter{c}.isLoginTool(s, target)
 	if isLogin && c.sees(s) {
 		target = mcp.Target{} // the login tool belongs to the gateway
 	}
@@ -280,7 +279,7 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 		l.session.markUsed()
 		switch era, _ := l.session.state(); {
 		case era == c.era:
-			return c.relay() // opens a new session if the server has lost this one
+			return directRelay{c}.run()
 		case era == mcp.Legacy:
 			return legacyRelay{c}.run()
 		}
@@ -288,20 +287,6 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 			return failure
 		}
 	}
-}
-
-// relay forwards the request to a server of the same era.
-func (c *call) relay() *jsonrpc.Failure {
-	failure := c.link.inSession(c.scope(), func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		c.sideRequests.Wait() // they use the headers that relay is about to change
-		rl := &relay{call: c, retryable: mayRetry}
-		failure := rl.run(&c.Message)
-		return &rl.reader, rl.session, failure
-	})
-	if failure != nil {
-		return c.fail(failure)
-	}
-	return nil
 }
 
 // learnTool loads the definition of the called tool if this replica has not listed the tools of the
@@ -345,19 +330,6 @@ func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 		_, _, failure = q.fetch(l)
 	}
 	return failure
-}
-
-// isLoginTool reports whether a tool is the gateway's login tool for a server. After the login, the
-// server's own tool may have that name.
-func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
-	if s.Login == nil || target.Kind != mcp.Tool || target.Name != LoginTool {
-		return false
-	}
-	if c.Override != nil && c.Override.Name != LoginTool {
-		return false // the server's own tool, under another name
-	}
-	known := c.client.knownList(c.g, s, mcp.Tools)
-	return known == nil || !slices.Contains(known.Names, c.g.names.shown(s.Name, mcp.Tools, LoginTool))
 }
 
 // Account returns the account for an identity, if each client has its own.

@@ -61,13 +61,6 @@ func (c *client) joinAudience(g *Gateway, key string) {
 	c.audience, c.introduction = a.key, a.introduction
 }
 
-// setKey sets the key of a client whose session begins.
-func (c *client) setKey(key string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.key = key
-}
-
 // hasKey reports whether the client's session has begun. Servers may still be connecting in the
 // background when it begins. What runs there must call hasKey before it reads the key.
 func (c *client) hasKey() bool {

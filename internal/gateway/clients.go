@@ -218,7 +218,9 @@ func (t *clientTable) lookUp(key string, add *client) *client {
 			return nil
 		}
 		if c.key == "" {
-			c.setKey(key)
+			c.mu.Lock() // of hasKey
+			c.key = key
+			c.mu.Unlock()
 		}
 		t.busy[c.key] = c // share the string: session ids are long
 		if t.sweeping == nil && !t.ended {

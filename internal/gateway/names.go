@@ -448,7 +448,7 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 	}
 	if k == mcp.Tools {
 		o, ok := s.Overrides.ByClientName(name)
-		if !ok && !c.isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
+		if !ok && !(prompter{c}).isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
 			return nil, "", inbound.UnknownTool(shown)
 		}
 		c.Override = o

@@ -223,6 +223,19 @@ func (p prompter) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 	}
 }
 
+// isLoginTool reports whether a tool is the gateway's login tool for a server. After the login, the
+// server's own tool may have that name.
+func (p prompter) isLoginTool(s *upstream.Server, target mcp.Target) bool {
+	if s.Login == nil || target.Kind != mcp.Tool || target.Name != LoginTool {
+		return false
+	}
+	if p.Override != nil && p.Override.Name != LoginTool {
+		return false // the server's own tool, under another name
+	}
+	known := p.client.knownList(p.g, s, mcp.Tools)
+	return known == nil || !slices.Contains(known.Names, p.g.names.shown(s.Name, mcp.Tools, LoginTool))
+}
+
 // callLoginTool answers a call of the login tool.
 func (p prompter) callLoginTool() *jsonrpc.Failure {
 	list, _, failure := p.client.newListQuery(p.scope(), p.Server, mcp.Tools).get()

@@ -19,6 +19,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
+// A directRelay forwards a call to a server of the same era.
+type directRelay struct{ *call }
+
+// run forwards the call, again if the server has lost its session.
+func (c directRelay) run() *jsonrpc.Failure {
+	failure := c.link.inSession(c.scope(), func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		c.sideRequests.Wait() // they use the headers that relay is about to change
+		rl := &relay{call: c.call, retryable: mayRetry}
+		failure := rl.run(&c.Message)
+		return &rl.reader, rl.session, failure
+	})
+	if failure != nil {
+		return c.fail(failure)
+	}
+	return nil
+}
+
 // A relay forwards a call to a server of the same era, or a legacy call to a modern server.
 type relay struct {
 	call      *call

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
@@ -81,5 +82,19 @@ func TestRequestsOfDetachedStreams(t *testing.T) {
 		if got, _ := own.GetString(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
+	}
+}
+
+func TestAnnouncementIsReleasedOnce(t *testing.T) {
+	place := &placement{site: &caddyhttp.Server{Listen: []string{":8080"}}}
+	before, after := &Handler{place: place, logger: zap.NewNop()}, &Handler{place: place, logger: zap.NewNop()}
+	before.announcer.announce(before)
+	after.announcer.announce(after)
+	key := after.announcer.key
+	defer after.announcer.stop()
+	before.announcer.stop()
+	before.announcer.stop()
+	if n, _ := announcements.References(key); n != 1 {
+		t.Errorf("%d references, want that of the other gateway", n)
 	}
 }
