@@ -118,15 +118,12 @@ func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
 	w.WriteString(cmp.Or(r.Host, r.URL.Host))
 	w.WriteString("\r\n")
 	agent := "Go-http-client/1.1"
-	if values, ok := r.Header["User-Agent"]; ok {
-		agent = ""
-		if len(values) > 0 {
-			agent = textproto.TrimString(values[0])
-		}
+	if _, ok := r.Header["User-Agent"]; ok {
+		agent = r.Header.Get("User-Agent")
 	}
 	if agent != "" {
 		w.WriteString("User-Agent: ")
-		w.WriteString(agent)
+		w.WriteString(textproto.TrimString(agent))
 		w.WriteString("\r\n")
 	}
 	switch {
