@@ -173,7 +173,7 @@ func TestOperateBehindNginx(t *testing.T) {
 	isolate(t)
 	nginx, err := exec.LookPath("nginx")
 	if err != nil {
-		t.Skip("nginx is not installed")
+		skipMissing(t, "nginx is not installed")
 	}
 	served := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", "hosts mcp.example.com",
 		child("child")))))
