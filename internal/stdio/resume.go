@@ -222,6 +222,7 @@ func (k *keptEvents) tryDetach(e *callEvents, over bool, bytes int64) bool {
 		if kept.over && len(k.detached) >= maxDetached {
 			k.removeDetached(other)
 			delete(k.byNumber, other.number)
+			other.expires.Reset(0) // frees them, unless the client is about to resume
 		}
 	}
 	if len(k.detached) >= maxDetached || !k.memory.grow(bytes) {

@@ -274,3 +274,40 @@ func TestResumableCallsExpire(t *testing.T) {
 		}
 	})
 }
+
+// Events that make room for others are not kept for longer than they are counted.
+func TestDroppedEventsAreFreed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := quota.NewMeter(sessionQuota, quota.Limits{})
+		defer kept.Close()
+		s := &session{memory: account{meter: kept}}
+		s.events = keptEvents{memory: &s.memory, byNumber: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
+		c := newChild(&server{pool: &Pool{}}, &process{})
+		var all []*callEvents
+		for range maxDetached + 1 {
+			ended := &call{session: s, inbox: newInbox("", maxUnread)}
+			events := s.events.add(c, ended)
+			st := newStream(t.Context(), ended.inbox, func() bool { return false })
+			events.startStream(st, letter{message: frame{[]byte("x")}})
+			ended.inbox.End(letter{message: frame{[]byte("y")}})
+			events.take(st)
+			if !events.detach(st, nil) {
+				t.Error("the events are not kept")
+			}
+			all = append(all, events)
+		}
+		time.Sleep(1)
+		synctest.Wait()
+		ended := 0
+		for _, events := range all {
+			if events.unavailable {
+				ended++
+			} else {
+				events.end() // stops its timer
+			}
+		}
+		if ended != 1 || s.memory.bytes != 2*maxDetached {
+			t.Errorf("%d of %d ended, and %d bytes are counted", ended, len(all), s.memory.bytes)
+		}
+	})
+}
