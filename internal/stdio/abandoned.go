@@ -3,7 +3,6 @@ package stdio
 import (
 	"iter"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -131,10 +130,7 @@ func (a *abandonedCalls) nextPing() uint64 {
 // takePong handles a response if it answers the ping. Calls canceled before the ping are
 // acknowledged then.
 func (a *abandonedCalls) takePong(id []byte) bool {
-	number, err := strconv.ParseUint(string(id), 10, 64)
-	if err != nil {
-		return false
-	}
+	number := parseID(id)
 	a.table.mu.Lock()
 	ours := a.ping != 0 && a.ping == number
 	if ours {

@@ -168,16 +168,19 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 
 // takeCall returns the call with this id and stops waiting for its response.
 func (c *child) takeCall(id []byte) *call {
-	number, err := strconv.ParseUint(string(id), 10, 64)
-	if err != nil {
-		return nil
-	}
-	call := c.calls.take(number)
+	call := c.calls.take(parseID(id))
 	if call != nil && call.session != nil {
 		call.session.serverRequests.detach(call)
 	}
 	c.stopIfDedicated()
 	return call
+}
+
+// parseID returns the id of the pool in a literal. If there is none, it returns a number that no
+// request has, such as 0.
+func parseID(literal []byte) uint64 {
+	id, _ := strconv.ParseUint(string(literal), 10, 64)
+	return id
 }
 
 // A callTable has the calls that wait for a child, and knows which clients had calls.
@@ -288,13 +291,9 @@ func (t *callTable) infer() (found *call, ambiguous bool) {
 
 // byID returns the call with an id that the pool gave it.
 func (t *callTable) byID(literal []byte) *call {
-	number, err := strconv.ParseUint(string(literal), 10, 64)
-	if err != nil {
-		return nil
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.waiting[number]
+	return t.waiting[parseID(literal)]
 }
 
 // byClientID returns the call with an id that its client gave it.

@@ -127,11 +127,7 @@ func (r *serverRequests) isOpen(q *serverRequest) bool {
 // answer forwards the client's response to a server request. It reports whether there was such a
 // request.
 func (r *serverRequests) answer(ctx context.Context, m *jsonrpc.Message) bool {
-	number, err := strconv.ParseUint(string(m.Literal(jsonrpc.ID)), 10, 64)
-	if err != nil {
-		return false
-	}
-	q := r.take(number)
+	q := r.take(parseID(m.Literal(jsonrpc.ID)))
 	if q == nil {
 		return false
 	}
