@@ -146,7 +146,9 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 // start starts a child when it is due, unless that is in progress. The caller holds the lock.
 func (s *server) start() *startAttempt {
 	if s.starting == nil {
-		s.starting = &startAttempt{server: s, done: make(chan struct{}), skipPause: make(chan struct{})}
+		skipPause := make(chan struct{})
+		hurry := sync.OnceFunc(func() { close(skipPause) })
+		s.starting = &startAttempt{server: s, done: make(chan struct{}), skipPause: skipPause, hurry: hurry}
 		if s.isStopping() {
 			close(s.starting.done)
 		} else {
@@ -160,16 +162,8 @@ func (s *server) start() *startAttempt {
 type startAttempt struct {
 	server    *server
 	done      chan struct{} // closed at the end
-	skipPause chan struct{} // closed to start the child before it is due
-	hurried   bool          // skipPause is closed; guarded by the lock of the server
-}
-
-// hurry starts the child before it is due. The caller holds the lock of the server.
-func (a *startAttempt) hurry() {
-	if !a.hurried {
-		a.hurried = true
-		close(a.skipPause)
-	}
+	skipPause chan struct{} // closed by hurry
+	hurry     func()        // starts the child before it is due
 }
 
 func (a *startAttempt) run() {
