@@ -160,12 +160,10 @@ func (r *receiver) forwardNotification(m *jsonrpc.Message) {
 		case call != nil || ambiguous:
 			r.deliverNotification(call, m)
 		default:
-			clients := r.server.clients()
-			sole := clients.sole(r.child)
-			if sole == nil {
+			sole := r.server.clients().sole(r.child)
+			if sole == nil || r.child.level.passes(m, sole) && !sole.streamInbox.Put(letter{message: frame{m.Raw}}) {
 				r.server.noteDropped()
 			}
-			clients.broadcast(m, func(s *session) bool { return s == sole && r.child.level.passes(m, s) })
 		}
 	}
 }
