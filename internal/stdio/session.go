@@ -102,17 +102,17 @@ const (
 	busy
 )
 
-// activity returns how the session is used, since when, and how many bytes are kept for it.
-func (s *session) activity() (now activity, since time.Time, bytes int64) {
+// activity returns how the session is used, and since when.
+func (s *session) activity() (now activity, since time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.openResponses == 0:
-		return idle, s.lastUsed, s.memory.size()
+		return idle, s.lastUsed
 	case s.openResponses == 1 && s.stream != nil:
-		return listening, s.lastUsed, s.memory.size()
+		return listening, s.lastUsed
 	}
-	return busy, s.created, s.memory.size()
+	return busy, s.created
 }
 
 // checkExpiry ends a session that was unused for its time to live. It runs when that can be the

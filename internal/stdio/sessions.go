@@ -194,11 +194,11 @@ func (ss *sessions) makeRoom(next *session) bool {
 	var all []candidate
 	owners := map[string]*usage{next.owner: {}}
 	ss.each(func(s *session) {
-		now, since, bytes := s.activity()
+		now, since := s.activity()
 		if owners[s.owner] == nil {
 			owners[s.owner] = new(usage)
 		}
-		all = append(all, candidate{s, now, since, bytes, owners[s.owner]})
+		all = append(all, candidate{s, now, since, s.memory.size(), owners[s.owner]})
 	})
 	limit, weight := int64(ss.pool.config.MaxSessions), func(int64) int64 { return 1 }
 	if len(all) < ss.pool.config.MaxSessions {
