@@ -19,7 +19,7 @@ type child struct {
 	announced chan struct{} // closed when the start has been reported
 	handshake handshake     // set before the child is used
 
-	input     *inputQueue
+	input     inputQueue
 	stderrLog stderrLog
 	calls     callTable
 	level     sharedLevel
@@ -57,10 +57,15 @@ func newChild(s *server, p *process) *child {
 		server:    s,
 		startedAt: time.Now(),
 		announced: make(chan struct{}),
-		input:     newInputQueue(p, s),
+	}
+	c.input = inputQueue{
+		child:      c,
+		messages:   make(chan frame, maxQueue),
+		largeSlots: make(chan struct{}, maxLarge),
+		overflow:   make(chan frame, maxQueue),
 	}
 	c.calls.waiting = map[uint64]*call{}
-	c.calls.abandoned = abandonedCalls{table: &c.calls, input: c.input}
+	c.calls.abandoned = abandonedCalls{table: &c.calls, input: &c.input}
 	c.stderrLog = stderrLog{child: c, read: make(chan struct{})}
 	c.level = sharedLevel{child: c, setting: make(chan struct{}, 1)}
 	c.headers.child = c

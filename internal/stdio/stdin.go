@@ -16,21 +16,10 @@ const (
 
 // An inputQueue has the messages to write to the stdin of a child.
 type inputQueue struct {
-	process    *process
-	server     *server
+	child      *child
 	messages   chan frame
 	largeSlots chan struct{} // holds a value for each large message
 	overflow   chan frame    // for senders that cannot wait for room
-}
-
-func newInputQueue(p *process, s *server) *inputQueue {
-	return &inputQueue{
-		process:    p,
-		server:     s,
-		messages:   make(chan frame, maxQueue),
-		largeSlots: make(chan struct{}, maxLarge),
-		overflow:   make(chan frame, maxQueue),
-	}
 }
 
 // write writes the messages to stdin. Small ones are batched.
@@ -40,7 +29,7 @@ func (q *inputQueue) write() {
 		batch = batch[:0]
 		var f frame
 		select {
-		case <-q.process.exited:
+		case <-q.child.exited:
 			return
 		case f = <-q.messages:
 		case f = <-q.overflow:
@@ -55,9 +44,9 @@ func (q *inputQueue) write() {
 				f = nil
 			}
 		}
-		if err := writeAll(q.process.stdin, batch, f); err != nil {
+		if err := writeAll(q.child.stdin, batch, f); err != nil {
 			if !errors.Is(err, os.ErrClosed) { // stop closes stdin itself
-				q.process.terminate() // without stdin the child gets no messages
+				q.child.terminate() // without stdin the child gets no messages
 			}
 			return
 		}
@@ -89,13 +78,13 @@ func (q *inputQueue) send(ctx context.Context, message []byte) error {
 
 // sendEdited queues a message with edits applied.
 func (q *inputQueue) sendEdited(ctx context.Context, message []byte, edits []jsonspan.Edit) error {
-	f := editedFrame(message, edits, q.server.pool.config.Framing)
+	f := editedFrame(message, edits, q.child.server.pool.config.Framing)
 	isLarge := f.len() > largeMessage
 	if isLarge {
 		select {
 		case q.largeSlots <- struct{}{}:
-		case <-q.process.exited:
-			return q.process.cause()
+		case <-q.child.exited:
+			return q.child.cause()
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -103,8 +92,8 @@ func (q *inputQueue) sendEdited(ctx context.Context, message []byte, edits []jso
 	select {
 	case q.messages <- f:
 		return nil
-	case <-q.process.exited:
-		return q.process.cause()
+	case <-q.child.exited:
+		return q.child.cause()
 	case <-ctx.Done():
 		if isLarge {
 			<-q.largeSlots
@@ -118,13 +107,13 @@ func (q *inputQueue) sendEdited(ctx context.Context, message []byte, edits []jso
 // queue has room for it when the queue is full, because the child may wait for this message.
 // It reports whether the child reads the message after everything queued before.
 func (q *inputQueue) trySend(message []byte) (inOrder bool) {
-	f := newFrame(message, q.server.pool.config.Framing)
+	f := newFrame(message, q.child.server.pool.config.Framing)
 	isLarge := f.len() > largeMessage
 	if isLarge {
 		select {
 		case q.largeSlots <- struct{}{}:
 		default:
-			q.server.noteDropped()
+			q.child.server.noteDropped()
 			return false
 		}
 	}
@@ -139,7 +128,7 @@ func (q *inputQueue) trySend(message []byte) (inOrder bool) {
 		if isLarge {
 			<-q.largeSlots
 		}
-		q.server.noteDropped()
+		q.child.server.noteDropped()
 	}
 	return false
 }
