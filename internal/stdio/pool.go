@@ -72,12 +72,11 @@ type Pool struct {
 	watchers    registry[Watcher]
 	rootsLogged sync.Map // server names; the log already says that they do not get roots of clients
 
-	mu        sync.Mutex // guards what groups and sessions contain, too
-	servers   map[address]*server
-	groups    groups
-	sessions  sessions
-	closed    bool
-	closeOnce sync.Once
+	mu       sync.Mutex // guards what groups and sessions contain, too
+	servers  map[address]*server
+	groups   groups
+	sessions sessions
+	closed   bool
 }
 
 // NewPool returns a pool. It starts no child yet.
@@ -244,10 +243,8 @@ func (p *Pool) Close() {
 	}
 	stopping.Wait()
 	p.running.Wait()
-	p.closeOnce.Do(func() {
-		p.sessions.meter.Close()
-		p.groups.close()
-	})
+	p.sessions.meter.Close()
+	p.groups.close()
 }
 
 // A Watcher is called when a child has sent a notification that a list has changed, with the
