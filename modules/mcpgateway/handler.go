@@ -297,8 +297,9 @@ type Handler struct {
 	place     *placement
 	announcer announcer
 
-	live  *liveGateway // runs the gateway if servers_from is set; otherwise nil
-	shell *Handler     // the handler whose live loaded this one; otherwise nil
+	live   *liveGateway // runs the gateway if servers_from is set; otherwise nil
+	shell  *Handler     // the handler whose live loaded this one; otherwise nil
+	nested []*Handler   // if shell is set, the gateways in the routes of servers, which start with this one
 
 	health  *healthChecker // nil until the configuration runs
 	starter *starter       // nil until the configuration runs
@@ -322,7 +323,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.auditLogger = h.logger.Named("audit")
 	h.rawConfig = caddyconfig.JSON(h, nil)
-	if info, ok := shellOf(ctx); ok {
+	info, live := ctx.Value(shellKey{}).(shellInfo)
+	nested := live && len(ctx.Modules()) > 1 // in the routes of a server
+	if live && !nested {
 		h.shell, h.lifetime, h.place = info.shell, info.shell.lifetime, info.shell.place
 		info.setFiles(h.Servers)
 	} else {
@@ -337,7 +340,10 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.generation = app // one per configuration
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
 	h.pins = pinStore{ctx: ctx, logger: h.logger, enabled: h.PinTools}
-	if h.shell == nil {
+	switch {
+	case nested:
+		info.addNested(ctx, h)
+	case h.shell == nil:
 		// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and
 		// emit events.
 		if err := (lifecycle{h}).subscribe(); err != nil {
@@ -502,6 +508,9 @@ func (h *Handler) start() {
 	if h.live != nil {
 		h.live.start()
 		return
+	}
+	for _, inner := range h.nested {
+		inner.start()
 	}
 	registry.add(h)
 	for _, s := range h.Servers {

@@ -260,17 +260,11 @@ func compareServers(before, after map[string]string) (changes serverChanges) {
 // shellKey is the context key of a shellInfo.
 type shellKey struct{}
 
-// A shellInfo tells a handler which shell it belongs to.
+// A shellInfo tells a handler which shell it belongs to. Gateways in the routes of its servers have
+// the same context.
 type shellInfo struct {
 	shell *Handler
 	from  map[string]string // files of servers, by server name
-}
-
-// shellOf returns the shell of a handler, if a liveGateway loads it in ctx. A gateway inside the
-// routes of a server has the same context, but is not the first module in it.
-func shellOf(ctx caddy.Context) (info shellInfo, ok bool) {
-	info, ok = ctx.Value(shellKey{}).(shellInfo)
-	return info, ok && len(ctx.Modules()) == 1
 }
 
 // setFiles sets the files of servers.
@@ -280,6 +274,14 @@ func (i shellInfo) setFiles(servers []*Server) {
 			s.file = i.from[s.Name]
 		}
 	}
+}
+
+// addNested makes a gateway in the routes of a server start with the handler around it, and exit
+// with the shell. It cannot subscribe to these events once the configuration runs.
+func (i shellInfo) addNested(ctx caddy.Context, h *Handler) {
+	outer := ctx.Modules()[0].(*Handler)
+	outer.nested = append(outer.nested, h)
+	h.lifetime.exiting = i.shell.lifetime.exiting
 }
 
 // serversMayChange reports whether the gateway has servers_from, so that servers may be added

@@ -265,6 +265,31 @@ func TestFilesWithoutServersAndSeparator(t *testing.T) {
 }
 
 // The file may be a symbolic link that is replaced, as in Kubernetes.
+func TestGatewaysInRoutesBesideFilesOfServers(t *testing.T) {
+	server := newRecordingServer(t, nil)
+	inner := `{"handler":"mcp_gateway","name":"inner","servers":[` + server.config("deep") + `]}`
+	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"servers":[`+serverOf("own", inner)+`]`)
+	started := func() *Handler {
+		all := slices.DeleteFunc(registry.current(), func(h *Handler) bool { return h.Name != "inner" })
+		if len(all) != 1 {
+			t.Fatalf("%d gateways in routes are started, want 1", len(all))
+		}
+		return all[0]
+	}
+	before := started()
+	l.change(fileOf("b", "127.0.0.1:1"))
+	l.has("own", "b")
+	after := started()
+	if after == before {
+		t.Error("the gateway in the routes was not replaced")
+	}
+	if got := serve(t, after, newPost("/api/mcp-gateway/deep/rpc", aCall)).Code; got != http.StatusOK {
+		t.Errorf("status %d", got)
+	}
+	l.lifetime.exit()
+	<-after.Servers[0].streams.scope.Done()
+}
+
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
 	dir := filepath.Dir(l.file)
