@@ -514,6 +514,7 @@ func (h *Handler) start() {
 	}
 	registry.add(h)
 	for _, s := range h.Servers {
+		h.pins.retry(s)
 		s.answerChildren()
 		if h.store != nil {
 			s.watchChildren(h.gateway)

@@ -34,7 +34,6 @@ type serverPins struct {
 	failing bool                      // the last save failed, and that has been logged
 	saved   atomic.Uint64             // version of the saved pins
 	pause   atomic.Pointer[time.Time] // do not save before this time; nil for no pause
-	retry   *time.Timer               // saves after the pause; nil until a save fails
 }
 
 // Destruct implements caddy.Destructor.
@@ -98,7 +97,7 @@ func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
 	}
 }
 
-// flush saves unsaved pins once more, and stops all retries.
+// flush saves unsaved pins once more, and stops the retries of this pinStore.
 func (p *pinStore) flush(servers []*Server) {
 	for _, stop := range p.stopFollowing {
 		stop()
@@ -112,8 +111,8 @@ func (p *pinStore) flush(servers []*Server) {
 			_ = p.saveNow(s) // logs its error
 			s.pins.mu.Lock()
 			defer s.pins.mu.Unlock()
-			if s.pins.retry != nil {
-				s.pins.retry.Stop()
+			if s.retryPins != nil {
+				s.retryPins.Stop()
 			}
 		})
 	}
@@ -177,6 +176,14 @@ func (p *pinStore) save(s *Server) {
 	s.savingPins.Go(func() { _ = p.saveUnsaved(s) })
 }
 
+// retry saves pins in the background that could not be saved, by this pinStore or by that of an
+// earlier configuration.
+func (p *pinStore) retry(s *Server) {
+	if p.enabled && s.pins.Version() != s.pins.saved.Load() {
+		s.savingPins.Go(func() { _ = p.saveNow(s) })
+	}
+}
+
 // saveNow ends a pause, and saves the pins of a server.
 func (p *pinStore) saveNow(s *Server) error {
 	s.pins.pause.Store(nil)
@@ -211,10 +218,10 @@ func (p *pinStore) sync(s *Server, needed func() bool) error {
 	s.pins.failing = err != nil
 	if err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))
-		if s.pins.retry != nil {
-			s.pins.retry.Stop()
+		if s.retryPins != nil {
+			s.retryPins.Stop()
 		}
-		s.pins.retry = time.AfterFunc(savePause, func() { p.save(s) })
+		s.retryPins = time.AfterFunc(savePause, func() { p.retry(s) })
 		return err
 	}
 	s.pins.saved.Store(version)

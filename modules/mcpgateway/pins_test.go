@@ -220,13 +220,32 @@ func TestPinsAreSavedLater(t *testing.T) { // A54
 	pins := h.Servers[0].pins
 	free := fill(t, dir)
 	pins.Observe("weather", []byte(`{}`))
-	if err := h.pins.saveUnsaved(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
+	if err := h.pins.saveUnsaved(h.Servers[0]); err == nil || h.Servers[0].retryPins == nil || !pins.paused() {
 		t.Fatalf("with a full disk: %v", err)
 	}
 	free()
 	pins.pause.Store(nil)
-	pins.retry.Reset(0) // do not wait for the timer
+	h.Servers[0].retryPins.Reset(0) // do not wait for the timer
 	await.Until(t, "the pins are saved", func() bool { return pins.saved.Load() == pins.Version() })
+}
+
+// A reload does not end the retries: the new configuration retries, too.
+func TestPinsAreSavedAfterAReload(t *testing.T) { // A54, A60
+	dir := t.TempDir()
+	config := withPins(newFickle(t).config("retried"), true)
+	before, unload := loadGateway(t, dir, config)
+	free := fill(t, dir)
+	tryTool(t, before, "retried")
+	after := storedGateway(t, dir, config)
+	after.start()
+	server := after.Servers[0]
+	server.savingPins.Wait()
+	unload()
+	free()
+	if server.retryPins == nil || !server.retryPins.Reset(0) { // do not wait for the timer
+		t.Fatal("the new gateway does not retry")
+	}
+	await.Until(t, "the pins are saved", func() bool { return server.pins.saved.Load() == server.pins.Version() })
 }
 
 // An operator who accepts a tool gets an error if the acceptance cannot be saved.

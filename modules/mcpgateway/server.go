@@ -81,6 +81,7 @@ type Server struct {
 	file       string // the file of servers_from; empty if part of the configuration
 	pins       *serverPins
 	savingPins upstream.SideRequests // running saves of pins
+	retryPins  *time.Timer           // saves pins after a failed save; nil before; guarded by pins.mu
 	target     *url.URL              // the parsed Path
 	routes     caddyhttp.Handler
 	login      *login.Login             // nil without oauth
