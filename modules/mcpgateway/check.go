@@ -129,8 +129,9 @@ func checkLiteralKey(key string) error {
 // server validates a server together with the rest of the gateway. Its names must be unique, and
 // unlike tool names.
 func (c checker) server(s *Server) error {
-	for _, name := range s.names() {
-		if first := c.names.find(name); first != nil && first != s || occurrences(s.names(), name) > 1 {
+	names := s.names()
+	for i, name := range names {
+		if first := c.names.find(name); first != nil && first != s || slices.Contains(names[:i], name) {
 			return fmt.Errorf("duplicate name or alias %q", name)
 		}
 		if c.config.Separator == noSeparator {
@@ -155,15 +156,6 @@ func (c checker) masks(s *Server) bool {
 	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
 }
 
-func occurrences(names []string, name string) (n int) {
-	for _, other := range names {
-		if other == name {
-			n++
-		}
-	}
-	return n
-}
-
 // checkUnique checks that no earlier client block has a name or match of c.
 func (c *Client) checkUnique(all []*Client) error {
 	for _, other := range all {
@@ -171,7 +163,7 @@ func (c *Client) checkUnique(all []*Client) error {
 			return nil
 		}
 		for _, name := range c.names() {
-			if other != nil && occurrences(other.names(), name) > 0 {
+			if other != nil && slices.Contains(other.names(), name) {
 				return fmt.Errorf("client %s: duplicate name %q", c.Name, name)
 			}
 		}
@@ -191,7 +183,7 @@ func (h *Handler) serverNames() serverNames { return serverNames{h.Servers, h.se
 // find returns the server with a name or alias, or nil.
 func (n serverNames) find(name string) *Server {
 	for _, s := range n.servers {
-		if s != nil && occurrences(s.names(), name) > 0 {
+		if s != nil && slices.Contains(s.names(), name) {
 			return s
 		}
 	}
