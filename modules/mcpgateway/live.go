@@ -34,9 +34,8 @@ import (
 // replaces a configuration: servers that do not change keep their sessions, streams and child
 // processes.
 type liveGateway struct {
-	shell  *Handler
-	ctx    caddy.Context
-	config []byte // configuration of the shell, without defaults
+	shell *Handler
+	ctx   caddy.Context
 
 	current        atomic.Pointer[Handler]
 	end            context.CancelFunc // ends current; nil if there is none
@@ -57,10 +56,7 @@ type liveGateway struct {
 const pollInterval = time.Second
 
 // open reads the files for the first time. A missing file is not an error: it may appear later.
-func (l *liveGateway) open() (err error) {
-	if l.config, err = json.Marshal(l.shell); err != nil {
-		return err
-	}
+func (l *liveGateway) open() error {
 	for _, name := range l.shell.ServersFrom {
 		path, err := filePath(name)
 		if err != nil {
@@ -167,7 +163,7 @@ func (l *liveGateway) unusedFiles() (paths []string) {
 // apply loads the servers of the files into the gateway, if they have changed.
 func (l *liveGateway) apply() error {
 	var config Handler
-	if err := json.Unmarshal(l.config, &config); err != nil {
+	if err := json.Unmarshal(l.shell.rawConfig, &config); err != nil {
 		return err
 	}
 	config.ServersFrom = nil

@@ -268,10 +268,7 @@ func (h *Handler) claimSharedKey() error {
 	if h.store == nil || h.Name != "" {
 		return nil
 	}
-	config := h.rawConfig
-	if h.shell != nil {
-		config = h.shell.rawConfig // that of h changes with the files
-	}
+	config := h.place.handler.rawConfig // that of h may change with files
 	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedKey(), string(config)); {
 	case err != nil:
 		return err
