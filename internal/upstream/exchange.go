@@ -304,7 +304,7 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 // serveRoutes runs the routes of the server for r.
 func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
 	if x.Kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
-		return x.Shared.Retained.httpSSE.Serve(w, r, httpSSEAccess{x.Server, x.Caller.Account()}.upstream())
+		return x.Shared.Retained.httpSSE.Serve(w, r, x.httpSSEUpstream())
 	}
 	return x.Server.Routes.Serve(w, r, x.Caller.Account())
 }

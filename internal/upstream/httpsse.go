@@ -22,21 +22,14 @@ import (
 // translates it to Streamable HTTP, between an exchange and the routes. The format of session ids
 // tells these servers apart.
 
-// An httpSSEAccess is the access of an account to a server with HTTP+SSE.
-type httpSSEAccess struct {
-	server  *Server
-	account string
-}
-
-// upstream returns the access as package httpsse needs it, for requests in existing sessions.
-func (a httpSSEAccess) upstream() httpsse.Upstream {
-	return httpsse.Upstream{Server: a.server.ID, Serve: a.serve}
-}
-
-// serve runs the routes of the server. The response and its session are not those of an exchange.
-func (a httpSSEAccess) serve(w http.ResponseWriter, r *http.Request) error {
-	r = r.WithContext(new(unlogged.Session).In(r.Context()))
-	return a.server.serve(w, r, a.account)
+// httpSSEUpstream returns the server as package httpsse needs it, for requests in existing sessions.
+func (x *Exchange) httpSSEUpstream() httpsse.Upstream {
+	server, account := x.Server, x.Caller.Account()
+	return httpsse.Upstream{Server: server.ID, Serve: func(w http.ResponseWriter, r *http.Request) error {
+		// The response and its session are not those of the exchange.
+		r = r.WithContext(new(unlogged.Session).In(r.Context()))
+		return server.serve(w, r, account)
+	}}
 }
 
 // NoteHTTPSSE records whether the server uses HTTP+SSE.
@@ -60,7 +53,7 @@ func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Reques
 	session string, failure *jsonrpc.Failure,
 ) {
 	server := x.Server
-	up := httpSSEAccess{server, x.Caller.Account()}.upstream()
+	up := x.httpSSEUpstream()
 	up.Name, up.Owner, up.Target, up.Hosts = server.Name, owner, server.Target, server.Hosts
 	up.Request = func(ctx context.Context) *http.Request {
 		get := server.Routes.Derive(ctx, r, false)
