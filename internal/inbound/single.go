@@ -28,7 +28,7 @@ func (q single) serve() *jsonrpc.Failure {
 		return jsonrpc.UnknownServer(mcp.Shortened(q.Endpoint.Server))
 	}
 	q.Caller.Askable = q.canBeAsked()
-	if failure := q.applyOverride(q.Server); failure != nil {
+	if failure := q.applyOverride(); failure != nil {
 		target := mcp.Target{Server: q.Server.Name}
 		if q.Override != nil {
 			target.Kind, target.Name = mcp.Tool, q.Override.Tool
@@ -38,7 +38,7 @@ func (q single) serve() *jsonrpc.Failure {
 		}
 		return failure
 	}
-	if failure := q.admitAtServer(q.Server); failure != nil {
+	if failure := q.admitAtServer(); failure != nil {
 		return failure
 	}
 	return q.forward()
@@ -77,13 +77,13 @@ func (q single) forward() *jsonrpc.Failure {
 
 // applyOverride rewrites the call of an overridden tool for the server. It fails if clients see no
 // tool of this name.
-func (q single) applyOverride(s *upstream.Server) *jsonrpc.Failure {
+func (q single) applyOverride() *jsonrpc.Failure {
 	isCall := q.Message.Is(jsonrpc.Method, "tools/call") && q.Message.Kind(jsonrpc.Name) == jsonspan.String
-	if s.Overrides == nil || !isCall {
+	if q.Server.Overrides == nil || !isCall {
 		return nil
 	}
 	name := q.Message.Text(jsonrpc.Name)
-	o, ok := s.Overrides.ByClientName(name)
+	o, ok := q.Server.Overrides.ByClientName(name)
 	if !ok {
 		return UnknownTool(name)
 	}
@@ -151,10 +151,10 @@ func (q single) isFocused(tool string) bool {
 }
 
 // admitAtServer decides whether the client may send the request to the server.
-func (q single) admitAtServer(s *upstream.Server) *jsonrpc.Failure {
-	target, known := mcp.Target{Server: s.Name}, true
+func (q single) admitAtServer() *jsonrpc.Failure {
+	target, known := mcp.Target{Server: q.Server.Name}, true
 	if q.targetMatters() {
-		target, known = mcp.TargetOf(s.Name, &q.Message)
+		target, known = mcp.TargetOf(q.Server.Name, &q.Message)
 	}
 	if failure := q.Admit(target); failure != nil {
 		return failure
@@ -162,12 +162,12 @@ func (q single) admitAtServer(s *upstream.Server) *jsonrpc.Failure {
 	if !known {
 		return jsonrpc.InvalidParams("params: ambiguous target")
 	}
-	return q.admitListening(s)
+	return q.admitListening()
 }
 
 // admitListening decides whether the client may subscribe to all resources of a listen request. At
 // the aggregate, forbidden ones are left out instead.
-func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
+func (q single) admitListening() *jsonrpc.Failure {
 	if q.Caller.Policy() == nil || !q.Message.Is(jsonrpc.Method, mcp.MethodListen) {
 		return nil
 	}
@@ -182,7 +182,7 @@ func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 		return jsonrpc.InvalidParams("resourceSubscriptions: not a list of URIs")
 	}
 	for _, uri := range uris {
-		target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
+		target := mcp.Target{Server: q.Server.Name, Kind: mcp.Resource, Name: uri}
 		if decision := q.Caller.Decide(target); decision.Action == acl.Deny {
 			return q.DeniedBy(decision, jsonrpc.Refused(target.Server, http.StatusForbidden), target)
 		}
