@@ -47,7 +47,8 @@ func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 		taskNotices: x.Caller.Identity != "" &&
 			(r.Method == http.MethodGet || x.Message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
-	draft.lists, draft.completions = draft.mayHaveLists(modern), draft.mayHaveCompletions()
+	draft.lists = draft.mayHaveLists(modern)
+	draft.completions = draft.updates && draft.mayHaveCompletions() // the same resources
 	// A modern server sends its requests in results.
 	whole := draft.lists || draft.completions || draft.states || x.Caller.Redactor() != nil || draft.answers && modern
 	if !whole && !draft.updates && !draft.answers && !draft.taskNotices {
@@ -106,10 +107,10 @@ func (f *filter) mayHaveLists(modern bool) bool {
 func FiltersWhileReading(c *access.Caller) bool { return c.Redactor() == nil }
 
 // mayHaveCompletions reports whether the response may have completion values for the URI of a
-// resource that the client may not read.
+// resource.
 func (f *filter) mayHaveCompletions() bool {
-	return f.x.Caller.Policy().RestrictsResources(f.x.Server.Name) &&
-		(f.x.answersAnyRequest(f.r.Method) || f.x.MethodName() == "completion/complete" && f.x.Message.Has(jsonrpc.RefURI))
+	return f.x.answersAnyRequest(f.r.Method) ||
+		f.x.MethodName() == "completion/complete" && f.x.Message.Has(jsonrpc.RefURI)
 }
 
 // filterMessage returns a message of the server as the client gets it; nil to drop it.
