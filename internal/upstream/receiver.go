@@ -35,7 +35,7 @@ type responseReceiver struct {
 	wroteHeader   bool // the status has been received
 	abandoned     bool // the response is not accepted, or reverse_proxy canceled the request
 	incomplete    bool // the routes have not ended, or failed
-	dropsBody     bool // the body is dropped
+	ambiguous     bool // clients could parse the body differently: it is dropped, or the response rejected
 	filtered      bool // a filter reads the response
 	escapes       bool // escape characters that some readers take for line ends
 	breaks        sse.Breaks
@@ -96,12 +96,12 @@ func (rr *responseReceiver) WriteHeader(status int) {
 	rr.wroteHeader, rr.status = true, status
 	rr.x.inspection.noteHeader(rr.x, header)
 	rr.noteType(header)
+	rr.ambiguous = rr.isAmbiguous(header)
 	if failure := rr.rejection(status, header); failure != nil {
 		rr.x.failure, rr.abandoned = failure, true
 		return
 	}
-	rr.dropsBody = rr.isAmbiguous(header)
-	if rr.dropsBody {
+	if rr.ambiguous {
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
 	}
@@ -168,7 +168,7 @@ func (rr *responseReceiver) rejection(status int, header http.Header) *jsonrpc.F
 	case status >= 400, status == http.StatusAccepted, status == http.StatusNoContent,
 		httpbody.GetHeader(header, "Content-Length") == "0":
 		return nil
-	case rr.isAmbiguous(header):
+	case rr.ambiguous:
 		return jsonrpc.InvalidResponse(rr.x.Server.Name)
 	}
 	return nil
@@ -211,7 +211,7 @@ func (rr *responseReceiver) Write(p []byte) (int, error) {
 		return 0, errResponseLimit
 	}
 	rr.x.inspection.noteBody(rr.x, p)
-	if rr.dropsBody {
+	if rr.ambiguous {
 		return len(p), nil
 	}
 	if rr.escapes {
