@@ -48,7 +48,7 @@ func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 			(r.Method == http.MethodGet || x.Message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
 	draft.lists = draft.mayHaveLists(modern)
-	draft.completions = draft.updates && draft.mayHaveCompletions() // the same resources
+	draft.completions = draft.updates && draft.mayHaveCompletions()
 	// A modern server sends its requests in results.
 	whole := draft.lists || draft.completions || draft.states || x.Caller.Redactor() != nil || draft.answers && modern
 	if !whole && !draft.updates && !draft.answers && !draft.taskNotices {

@@ -264,7 +264,7 @@ func TestFilesWithoutServersAndSeparator(t *testing.T) {
 	}
 }
 
-// The file may be a symbolic link that is replaced, as in Kubernetes.
+// A gateway in the routes of a server is replaced with the gateway around it.
 func TestGatewaysInRoutesBesideFilesOfServers(t *testing.T) {
 	server := newRecordingServer(t, nil)
 	inner := `{"handler":"mcp_gateway","name":"inner","servers":[` + server.config("deep") + `]}`
@@ -290,6 +290,7 @@ func TestGatewaysInRoutesBesideFilesOfServers(t *testing.T) {
 	<-after.Servers[0].streams.scope.Done()
 }
 
+// The file may be a symbolic link that is replaced, as in Kubernetes.
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
 	dir := filepath.Dir(l.file)
