@@ -325,8 +325,7 @@ func (l *link) restoreSession(sc scope) {
 // repeat sends a request on behalf of the client and ignores its result.
 func (l *link) repeat(sc scope, method string, params []byte) {
 	r, _ := l.newRequest(sc)
-	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
-	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), method, params), ignore); failure != nil {
+	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), method, params), ignoreResult); failure != nil {
 		sc.g.config.Logger.Warn("log level or subscription of client not sent to MCP server",
 			zap.String("mcp_server", l.serverName), zap.String("mcp_method", method), zap.Error(failure))
 	}

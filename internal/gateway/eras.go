@@ -232,7 +232,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	l, ctx := held.link, held.ctx
 	if level != "" {
 		if _, can := l.session.state(); can&mcp.HasLogging != 0 {
-			_, _ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
+			_ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
 	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {

@@ -213,7 +213,7 @@ func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
 	req.forEachOpenLink(func(_ *upstream.Server, l *link) { // other servers get the level when their sessions begin
 		if era, can := l.session.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
 			l.session.markUsed()
-			_, _ = l.request(req.scope(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+			_ = l.request(req.scope(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
 	if req.g.replicaSync != nil {

@@ -261,10 +261,12 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 	return reader, reader.Failure(l.serverName).Because(x.UnexpectedResponse())
 }
 
-// request sends a request of the gateway in the session and returns the result.
-func (l *link) request(sc scope, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
-	failure = l.sendRequest(sc, method, params, resultInto(&result))
-	return result, failure
+// ignoreResult is the handler for requests whose result does not matter.
+var ignoreResult = responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+
+// request sends a request of the gateway in the session and ignores the result.
+func (l *link) request(sc scope, method string, params []byte) *jsonrpc.Failure {
+	return l.sendRequest(sc, method, params, ignoreResult)
 }
 
 // sendRequest sends a request of the gateway in the session. If the server no longer knows the

@@ -195,7 +195,7 @@ func (ss *serverStream) subscribe() (undo func()) {
 	_, can := l.session.state()
 	var subscribed []string
 	for _, uri := range ss.stream.wants.forServer(l.serverName, can).URIs {
-		if _, failure := l.request(ss.scope, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
+		if failure := l.request(ss.scope, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
 			subscribed = append(subscribed, uri)
 		} else {
 			ss.g.config.Logger.Warn("resource subscription failed", zap.String("mcp_server", l.serverName), zap.Error(failure))
@@ -207,7 +207,7 @@ func (ss *serverStream) subscribe() (undo func()) {
 		defer cancel()
 		for _, uri := range subscribed {
 			if !l.client.otherStreamWants(ss.stream, l.serverName, uri) {
-				_, _ = l.request(ss.withContext(ctx), "resources/unsubscribe", mcp.URIParams(uri))
+				_ = l.request(ss.withContext(ctx), "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
 	}
@@ -254,7 +254,7 @@ func (ss *serverStream) readLegacy() (again bool) {
 	case session != "" && (reader.Status() == http.StatusNotFound || reader.Status() == http.StatusBadRequest):
 		// The server has lost the session or the event, or has no such stream. The ping detects a
 		// lost session.
-		_, _ = l.request(ss.scope, "ping", nil)
+		_ = l.request(ss.scope, "ping", nil)
 		return ss.hasOpened || l.session.current().Session != session
 	case ss.hasOpened:
 		return true

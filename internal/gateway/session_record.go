@@ -373,8 +373,7 @@ func (l *link) tryResume(sc scope, t linkTicket) bool {
 	ctx, cancel := context.WithTimeout(sc.ctx, sc.g.config.JoinTimeout)
 	defer cancel()
 	r, _ := l.newRequest(sc.withContext(ctx))
-	ignore := responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
-	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), "ping", nil), ignore); failure == nil {
+	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.ids.next(), "ping", nil), ignoreResult); failure == nil {
 		return true
 	}
 	l.session.reject(t, before)
