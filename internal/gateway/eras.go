@@ -99,7 +99,7 @@ type heldSource interface {
 }
 
 // copyMessage returns a copy that outlives the Reader.
-func (held *heldCall) copyMessage(m *jsonrpc.Message, names []foundName) heldMessage {
+func copyMessage(m *jsonrpc.Message, names []foundName) heldMessage {
 	copied := heldMessage{message: *m, names: slices.Clone(names)}
 	copied.message.Raw = slices.Clone(m.Raw)
 	return copied
@@ -127,9 +127,7 @@ func (c legacyRelay) run() *jsonrpc.Failure {
 		if failure != nil {
 			return failure
 		}
-		if held, failure = c.hold(&m); failure != nil {
-			return failure
-		}
+		held = c.hold(&m)
 	}
 	c.IsForwarded = true
 	return c.passOn(held)
@@ -189,13 +187,14 @@ func (c legacyRelay) takeHeld() *heldCall {
 }
 
 // hold starts a call that can outlive the request.
-func (c legacyRelay) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
+func (c legacyRelay) hold(m *jsonrpc.Message) *heldCall {
 	l := c.link
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.aggregateRequest.ctx))
 	r := c.g.linkServer(l).Routes.Derive(ctx, c.HTTP, false) // outlives the request
 	httpbody.EmptyAs(r, http.MethodPost)
 	held := &heldCall{
 		scope:          scope{ctx: ctx, g: c.g, r: r},
+		bytes:          int64(len(m.Raw)),
 		client:         c.client,
 		link:           l,
 		cancel:         cancel,
@@ -209,7 +208,6 @@ func (c legacyRelay) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		annotations: c.Caller.Annotations,
 	}
 	level := c.Message.Text(jsonrpc.LogLevel)
-	held.bytes = int64(len(m.Raw))
 	c.g.clients.addRef(c.client)
 	go func() {
 		defer held.g.clients.release(held.client)
@@ -218,13 +216,7 @@ func (c legacyRelay) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		defer cancel()
 		held.failure = held.run(level, m)
 	}()
-	return held, nil
-}
-
-// withNewID returns a request with a unique id. All requests share a session, and many clients
-// start with id 1.
-func withNewID(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failure) {
-	return m.Edited(m.ReplaceAll(id, jsonrpc.ID, jsonrpc.ProgressToken)...)
+	return held
 }
 
 // run sends the call to the server and passes its messages to the messages channel.
@@ -238,7 +230,8 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names nameReader
 		reader := &streamable.Reader{RequestID: l.ids.next(), Position: new(streamable.Position), Parse: names.parse}
-		numbered, failure := withNewID(m, reader.RequestID)
+		// Calls share a session, and many clients start with id 1.
+		numbered, failure := m.Edited(m.ReplaceAll(reader.RequestID, jsonrpc.ID, jsonrpc.ProgressToken)...)
 		if failure != nil {
 			return reader, "", failure
 		}
@@ -266,7 +259,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				reader.ServerRequestOpened()
 			}
 			select {
-			case held.messages <- held.copyMessage(e.Message, names.found):
+			case held.messages <- copyMessage(e.Message, names.found):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()

@@ -189,7 +189,7 @@ func (held *heldCall) offer(m *jsonrpc.Message) bool {
 		reader.ServerRequestOpened()
 	}
 	select {
-	case held.messages <- held.copyMessage(m, nil):
+	case held.messages <- copyMessage(m, nil):
 		return true
 	case <-held.answered:
 	case <-held.done:
