@@ -66,10 +66,6 @@ func (bg *background) Go(f func()) {
 	}
 }
 
-// timeout returns how long the background may continue: JoinTimeout for the handshake and again for
-// the list.
-func (bg *background) timeout() time.Duration { return 2 * bg.g.config.JoinTimeout }
-
 // requestAnswered cancels the background unless the quota lets it continue.
 func (bg *background) requestAnswered() {
 	if bg.pending.Load() == 1 || !bg.reserve() {
@@ -84,7 +80,7 @@ func (bg *background) reserve() bool {
 		return false
 	}
 	unbind := context.AfterFunc(bg.g.closing, bg.cancel)
-	timeout := time.AfterFunc(bg.timeout(), bg.cancel)
+	timeout := time.AfterFunc(2*bg.g.config.JoinTimeout, bg.cancel) // for the handshake and for the list
 	bg.releaseQuota = func() {
 		unbind()
 		timeout.Stop()
@@ -101,33 +97,30 @@ func (bg *background) done() {
 	}
 }
 
-// collect runs n functions that arrive from the goroutines of the background, and reports whether
-// all arrived. It waits for firstWait, then while waits returns true, and at most JoinTimeout. If
-// ctx is done because the client disconnected, it cancels the background.
-func (bg *background) collect(ctx context.Context, n int, arrivals <-chan func(), waits func() bool) (complete bool) {
+// collect runs n functions that arrive from the goroutines of the background. It waits for
+// firstWait, then while waits returns true, and at most JoinTimeout. If ctx is done because the
+// client disconnected, it cancels the background.
+func (bg *background) collect(ctx context.Context, n int, arrivals <-chan func(), waits func() bool) {
 	last, next := time.NewTimer(bg.g.config.JoinTimeout), time.NewTimer(firstWait)
 	defer last.Stop()
 	defer next.Stop()
-	for ; n > 0; n-- {
-		for arrived := false; !arrived; {
-			select {
-			case take := <-arrivals:
-				take()
-				arrived = true
-			case <-next.C:
-				if !waits() {
-					return false
-				}
-				next.Reset(recheckPause)
-			case <-last.C:
-				return false
-			case <-ctx.Done():
-				bg.cancel()
-				return false
+	for n > 0 {
+		select {
+		case take := <-arrivals:
+			take()
+			n--
+		case <-next.C:
+			if !waits() {
+				return
 			}
+			next.Reset(recheckPause)
+		case <-last.C:
+			return
+		case <-ctx.Done():
+			bg.cancel()
+			return
 		}
 	}
-	return true
 }
 
 // noteLeftOut notes that a client gets a response without the server, so that it is notified when
