@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -16,7 +18,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
-	"go.uber.org/zap"
 )
 
 // Any replica may get the next request of a client. Replicas tell each other about changes with
@@ -583,13 +584,7 @@ func (b *bus) publishAndWait(ctx context.Context, msg replicaMessage) {
 	if !b.publish(topicAll, msg) || !b.publish(sessionTopic(msg.Session), replicaMessage{}) {
 		return // no other replica has a stream of the client
 	}
-	timer := time.NewTimer(joinWait)
-	defer timer.Stop()
-	select {
-	case <-acked:
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	waitToJoin(ctx, acked)
 }
 
 // receiveAck handles an acknowledgement.
