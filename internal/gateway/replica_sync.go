@@ -223,7 +223,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 	defer rs.state.clients.release(c)
 	switch {
 	case msg.Ended != nil:
-		rs.ends.endHere(c, msg.Ended)
+		rs.state.clients.runFor(c, func() { rs.ends.endHere(c, msg.Ended) })
 	case msg.Greeted:
 		c.noteReadyAnnounced(rs.state.gateways())
 	case msg.Change != nil:

@@ -216,14 +216,9 @@ func (e *sessionEnds) note(id string, end *sessionEnd) {
 	e.state.endedSessions.add(hashKey(id), endedSession{end.Owner, end.Issued})
 }
 
-// endHere ends a session that has ended at another replica, in the background.
+// endHere ends the streams of a session that has ended at another replica, and its sessions with
+// servers that no other replica can end.
 func (e *sessionEnds) endHere(c *client, end *sessionEnd) {
-	e.state.clients.runFor(c, func() { e.endLocally(c, end) })
-}
-
-// endLocally ends the streams of a session, and its sessions with servers that no other replica can
-// end.
-func (e *sessionEnds) endLocally(c *client, end *sessionEnd) {
 	c.ended.Store(true)
 	for _, s := range c.openStreams() {
 		s.end()

@@ -177,7 +177,7 @@ func (sr *sessionRecords) sync(ctx context.Context, c *client) {
 	if r.Ended {
 		end := &sessionEnd{c.owner, c.issued, defaultEndRequest}
 		sr.ends.note(c.key, end)
-		sr.ends.endHere(c, end)
+		sr.state.clients.runFor(c, func() { sr.ends.endHere(c, end) })
 	}
 	if r.Level != "" {
 		sr.applyLevel(c, &sessionChange{Level: r.Level})
