@@ -76,7 +76,7 @@ func newReplicaSync(s *State, space *replicas.Space) *replicaSync {
 	if space == nil {
 		return nil
 	}
-	b, work := newBus(s, space), newClientWork(s)
+	b, work := newBus(s, space), &clientWork{clients: s.clients, queues: map[*client]*workQueue{}}
 	ends := &sessionEnds{state: s, bus: b}
 	rs := &replicaSync{
 		state: s, bus: b, work: work, ends: ends,
@@ -243,7 +243,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 
 // A clientWork runs work that other replicas cause, in order for each client.
 type clientWork struct {
-	state *State
+	clients *clientTable
 
 	mu     sync.Mutex // never held while the clientTable is locked or work runs
 	queues map[*client]*workQueue
@@ -263,10 +263,6 @@ type queuedWork struct {
 // maxQueuedWork and maxQueuedBytes limit the work for a client.
 const maxQueuedWork, maxQueuedBytes = 1_000, 1 << 20
 
-func newClientWork(s *State) *clientWork {
-	return &clientWork{state: s, queues: map[*client]*workQueue{}}
-}
-
 // add runs f after the client's earlier work. f holds this many bytes. If there is too much work,
 // add drops f.
 func (w *clientWork) add(c *client, bytes int, f func()) {
@@ -281,7 +277,7 @@ func (w *clientWork) add(c *client, bytes int, f func()) {
 		q.work, q.bytes = append(q.work, queuedWork{f, bytes}), q.bytes+bytes
 	}
 	w.mu.Unlock() // runFor locks the clientTable
-	if first && !w.state.clients.runFor(c, func() { w.run(c, q) }) {
+	if first && !w.clients.runFor(c, func() { w.run(c, q) }) {
 		w.mu.Lock()
 		delete(w.queues, c) // the State has ended
 		w.mu.Unlock()
