@@ -22,7 +22,7 @@ type client struct {
 	key         string // key in the clientTable, "" until the session has begun; set under its lock and mu
 	refs        int    // number of users; guarded by clientTable.mu
 	audience    string // key of the audience
-	fingerprint uint64 // of the request that began the session, see [aggregateRequest.fingerprint]
+	fingerprint uint64 // of the request that began the session, see [clientFinder.fingerprint]
 
 	era          mcp.Era
 	version      string
@@ -51,14 +51,6 @@ type client struct {
 
 func newClient(era mcp.Era, version, identity, owner string, intro *introduction) *client {
 	return &client{era: era, version: version, identity: identity, owner: owner, introduction: intro}
-}
-
-// joinAudience adds a legacy client to an audience. All its clients share one copy of the
-// introduction.
-func (c *client) joinAudience(g *Gateway, key string) {
-	c.audience = key
-	a := g.audience(c)
-	c.audience, c.introduction = a.key, a.introduction
 }
 
 // hasKey reports whether the client's session has begun. Servers may still be connecting in the

@@ -138,10 +138,12 @@ func (f clientFinder) fingerprint() (sum uint64) {
 	return sum
 }
 
-// beginSession sets the fingerprint and the audience of a new client.
+// beginSession sets the fingerprint and the audience of a new client. All clients of an audience
+// share one copy of its key and of the introduction.
 func (f clientFinder) beginSession(c *client) {
-	c.fingerprint = f.fingerprint()
-	c.joinAudience(f.g, f.legacyAudience(c))
+	c.fingerprint, c.audience = f.fingerprint(), f.legacyAudience(c)
+	a := f.g.audience(c)
+	c.audience, c.introduction = a.key, a.introduction
 }
 
 // A clientTable has the clients that are remembered. If its lock is held together with State.mu,
