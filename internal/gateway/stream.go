@@ -229,8 +229,8 @@ func (s *stream) move(from, to *Gateway) {
 	before, now := from.visibleServers(identity), to.visibleServers(identity)
 	viewChanged := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
 	changed := viewChanged || len(before) != len(now)
-	stopped := s.work.stopWhere(func(id string) bool {
-		server := to.byID[id]
+	stopped := s.work.stopWhere(func(key listenerKey) bool {
+		server := to.byID[key.serverID]
 		return viewChanged || server == nil || !to.rules.Sees(identity, server.Name)
 	})
 	for _, li := range stopped {
@@ -337,20 +337,15 @@ func (w *streamWork) start(li *listener, onStarted func()) bool {
 
 // stop stops the listener with a key.
 func (w *streamWork) stop(key listenerKey) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if li := w.listeners[key]; li != nil {
-		li.stop()
-		delete(w.listeners, key)
-	}
+	w.stopWhere(func(other listenerKey) bool { return other == key })
 }
 
-// stopWhere stops the listeners of selected servers, and returns them.
-func (w *streamWork) stopWhere(selects func(serverID string) bool) (stopped []*listener) {
+// stopWhere stops the listeners with selected keys, and returns them.
+func (w *streamWork) stopWhere(selects func(listenerKey) bool) (stopped []*listener) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for key, li := range w.listeners {
-		if selects(key.serverID) {
+		if selects(key) {
 			li.stop()
 			delete(w.listeners, key)
 			stopped = append(stopped, li)
