@@ -293,7 +293,7 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 // server. Without it, this replica could not detect an invalid tool, or repeat arguments in
 // headers, and would answer differently than other replicas.
 func (c *call) learnTool() *jsonrpc.Failure {
-	if c.g.continuations.peers == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
+	if c.g.replicaSync == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
 		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
 		return nil
 	}
