@@ -161,7 +161,7 @@ func (g *Gateway) WaitForSideRequests() {
 
 // exiting reports whether Caddy exits, so that requests end although their clients are still
 // connected.
-func (g *Gateway) exiting() bool { return g.config.Exiting != nil && g.config.Exiting.Err() != nil }
+func (g *Gateway) exiting() bool { return g.config.Exiting.Err() != nil }
 
 // maxServerSideRequests limits the side requests to a server at a time, for all clients.
 const maxServerSideRequests = 1024
