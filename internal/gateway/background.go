@@ -31,6 +31,8 @@ type background struct {
 	releaseQuota func()        // returns what reserve took
 	pending      atomic.Int64  // running calls of Go, plus 1 until requestAnswered
 	slots        chan struct{} // one value per request that runs now
+	requested    int           // calls of Go
+	arrivals     chan func()   // what the request does with results, one function per call of Go
 }
 
 // backgroundLimits bound the backgrounds that continue after their requests. Each of them sends to
@@ -39,20 +41,22 @@ var backgroundLimits = quota.Limits{Entries: 512, Bytes: 32 << 20, OwnerEntries:
 
 var backgroundsQuota = quota.NewKind("background_requests")
 
-// newBackground returns a background for the request, which must call requestAnswered.
-func newBackground(req *aggregateRequest) *background {
+// newBackground returns a background for requests to at most n servers. The request of the client
+// must call requestAnswered.
+func newBackground(req *aggregateRequest, n int) *background {
 	ctx, cancel := context.WithCancel(newBackgroundContext(req.g.config.Exiting, req.g, req.ctx))
 	saved := saveRequest(req.HTTP)
 	bg := &background{
 		scope: scope{ctx: ctx, g: req.g, r: saved.withContext(ctx)}, client: req.client, bytes: saved.size(),
-		cancel: cancel, releaseQuota: func() {}, slots: make(chan struct{}, maxFanOut),
+		cancel: cancel, releaseQuota: func() {}, slots: make(chan struct{}, maxFanOut), arrivals: make(chan func(), n),
 	}
 	bg.pending.Store(1)
 	return bg
 }
 
-// Go runs f in a goroutine, at most maxFanOut at a time.
+// Go runs f in a goroutine, at most maxFanOut at a time. f must send one function to arrivals.
 func (bg *background) Go(f func()) {
+	bg.requested++
 	bg.pending.Add(1)
 	run := func() {
 		defer bg.done()
@@ -97,18 +101,18 @@ func (bg *background) done() {
 	}
 }
 
-// collect runs n functions that arrive from the goroutines of the background. It waits for
-// firstWait, then while waits returns true, and at most JoinTimeout. If ctx is done because the
-// client disconnected, it cancels the background.
-func (bg *background) collect(ctx context.Context, n int, arrivals <-chan func(), waits func() bool) {
+// collect runs the functions that arrive. It waits for them for firstWait, then while waits returns
+// true, and at most JoinTimeout. If ctx is done because the client disconnected, it cancels the
+// background.
+func (bg *background) collect(ctx context.Context, waits func() bool) {
 	last, next := time.NewTimer(bg.g.config.JoinTimeout), time.NewTimer(firstWait)
 	defer last.Stop()
 	defer next.Stop()
-	for n > 0 {
+	for left := bg.requested; left > 0; {
 		select {
-		case take := <-arrivals:
+		case take := <-bg.arrivals:
 			take()
-			n--
+			left--
 		case <-next.C:
 			if !waits() {
 				return
@@ -118,6 +122,18 @@ func (bg *background) collect(ctx context.Context, n int, arrivals <-chan func()
 			return
 		case <-ctx.Done():
 			bg.cancel()
+			return
+		}
+	}
+}
+
+// collectLate runs the functions that have arrived since collect.
+func (bg *background) collectLate() {
+	for {
+		select {
+		case take := <-bg.arrivals:
+			take()
+		default:
 			return
 		}
 	}

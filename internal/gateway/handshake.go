@@ -86,20 +86,17 @@ func (h handshake) openCarried(servers []*upstream.Server, infos []*serverInfo) 
 	if !h.g.config.Resumable {
 		return
 	}
-	arrivals := make(chan func(), len(servers))
-	bg := newBackground(h.aggregateRequest)
+	bg := newBackground(h.aggregateRequest, len(servers))
 	defer bg.requestAnswered()
-	opening := 0
 	for i, s := range servers {
 		if infos[i] != nil && infos[i].hasSession && !s.ChildrenOnly {
-			opening++
 			bg.Go(func() {
 				_ = h.client.linkTo(s).open(bg.scope) // opened again on demand if it fails
-				arrivals <- func() {}
+				bg.arrivals <- func() {}
 			})
 		}
 	}
-	bg.collect(h.ctx, opening, arrivals, never)
+	bg.collect(h.ctx, never)
 }
 
 // endLinks ends the sessions with all servers after the client disconnected.

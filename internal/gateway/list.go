@@ -166,10 +166,8 @@ func (ls lister) from(servers []*upstream.Server, waits func() bool) (
 ) {
 	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
 	audience, first := ls.g.audience(ls.client), ls.client.listed.note(ls.kind)
-	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
-	var bg *background
-	requested := 0
+	var bg *background // nil until a server must be asked
 	for i, s := range servers {
 		q := &listQuery{
 			scope: ls.scope(), client: ls.client, server: s, kind: ls.kind,
@@ -180,14 +178,13 @@ func (ls lister) from(servers []*upstream.Server, waits func() bool) (
 			continue
 		}
 		if bg == nil {
-			bg = newBackground(ls.aggregateRequest)
+			bg = newBackground(ls.aggregateRequest, len(servers))
 			defer bg.requestAnswered()
 		}
 		q.scope = bg.scope
-		requested++
 		bg.Go(func() {
 			list, freshness, failure := q.get()
-			arrivals <- func() {
+			bg.arrivals <- func() {
 				arrived[i] = true
 				all[i], fresh[i] = list, freshness
 				if failure.IsLoginRequired() && ls.kind == mcp.Tools {
@@ -199,16 +196,16 @@ func (ls lister) from(servers []*upstream.Server, waits func() bool) (
 			}
 		})
 	}
-	if requested == 0 {
+	if bg == nil {
 		return all, fresh
 	}
-	bg.collect(ls.ctx, requested, arrivals, waits)
+	bg.collect(ls.ctx, waits)
 	for i, s := range servers {
 		if all[i] == nil && (!arrived[i] || s.IsUnavailable()) {
 			audience.profile(s.ID).noteLeftOut(s)
 		}
 	}
-	drainArrivals(arrivals)
+	bg.collectLate()
 	return all, fresh
 }
 

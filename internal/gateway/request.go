@@ -109,51 +109,36 @@ func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream
 	servers = req.g.visibleServers(req.Caller.Identity)
 	infos = make([]*serverInfo, len(servers))
 	audience := req.g.audience(req.client)
-	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
-	var bg *background
-	requested := 0
+	var bg *background // nil until a server must be asked
 	for i, s := range servers {
 		p := audience.profile(s.ID)
 		if infos[i] = p.freshInfo(s); infos[i] != nil {
 			continue
 		}
 		if bg == nil {
-			bg = newBackground(req)
+			bg = newBackground(req, len(servers))
 			defer bg.requestAnswered()
 		}
-		requested++
 		bg.Go(func() {
 			info, _ := p.getInfo(bg.scope, req.client, s)
-			arrivals <- func() { infos[i], arrived[i] = info, true }
+			bg.arrivals <- func() { infos[i], arrived[i] = info, true }
 			if info != nil {
 				req.g.notify.serverAvailable(s)
 			}
 		})
 	}
-	if requested == 0 {
+	if bg == nil {
 		return servers, infos
 	}
-	bg.collect(req.ctx, requested, arrivals, waits)
+	bg.collect(req.ctx, waits)
 	for i, s := range servers {
 		if infos[i] == nil && (!arrived[i] || s.IsUnavailable()) {
 			audience.profile(s.ID).noteLeftOut(s)
 		}
 	}
-	drainArrivals(arrivals)
+	bg.collectLate()
 	return servers, infos
-}
-
-// drainArrivals runs the functions that have arrived so far.
-func drainArrivals(arrivals <-chan func()) {
-	for {
-		select {
-		case take := <-arrivals:
-			take()
-		default:
-			return
-		}
-	}
 }
 
 // always and never are values for the waits parameter of [background.collect].
