@@ -259,8 +259,8 @@ func (t *clientTable) release(c *client) {
 	}
 }
 
-// expire forgets expired clients and calls others, with the lock held. That reports whether anything
-// else is left that can expire.
+// expire forgets expired clients and calls others, with the lock held. That reports whether
+// anything else is left that can expire.
 func (t *clientTable) expire(others func() (left bool)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -44,8 +44,8 @@ func (n *names) shown(server string, k mcp.ListKind, name string) string {
 	return n.naming.Join(server, name)
 }
 
-// resource returns the server of a resource and its URI there. shown is the URI that clients use: one
-// with the name of the server, one of a hosted template, or such a template itself.
+// resource returns the server of a resource and its URI there. shown is the URI that clients use:
+// one with the name of the server, one of a hosted template, or such a template itself.
 func (n *names) resource(shown string) (*upstream.Server, string) {
 	if server, uri, err := mcp.ParseURI(shown); err == nil && !n.areUnchanged() {
 		return n.servers[server], uri

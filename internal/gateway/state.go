@@ -311,7 +311,8 @@ func newWaitingCalls(running *sync.WaitGroup) *waitingCalls {
 }
 
 // add adds a call until its client continues it with the returned key. It expires after
-// [streamable.ServerRequestTimeout]. add reports false if there are too many or the State has ended.
+// [streamable.ServerRequestTimeout]. add reports false if there are too many or the State has
+// ended.
 func (w *waitingCalls) add(held *heldCall) (key string, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
