@@ -203,6 +203,9 @@ func resultInto(result *[]byte) responseHandler {
 	}}
 }
 
+// ignoreResult ignores the result.
+var ignoreResult = responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+
 // roundTrip sends a request of the gateway and waits for the response.
 func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHandler) (
 	reader *streamable.Reader, failure *jsonrpc.Failure,
@@ -260,9 +263,6 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 	}
 	return reader, reader.Failure(l.serverName).Because(x.UnexpectedResponse())
 }
-
-// ignoreResult is the handler for requests whose result does not matter.
-var ignoreResult = responseHandler{handle: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
 
 // request sends a request of the gateway in the session and ignores the result.
 func (l *link) request(sc scope, method string, params []byte) *jsonrpc.Failure {
