@@ -296,7 +296,7 @@ func TestDroppedEventsAreFreed(t *testing.T) {
 			}
 			all = append(all, events)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		ended := 0
 		for _, events := range all {
