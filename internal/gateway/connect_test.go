@@ -23,6 +23,24 @@ func (p *fakeServer) methods() (all []string) {
 	return all
 }
 
+// A request that finds the server unavailable does not close a link that another one has opened since.
+func TestFailureKeepsAnOpenLink(t *testing.T) {
+	var s serverSession
+	for _, attempt := range []struct {
+		failure      *jsonrpc.Failure
+		open, failed bool
+	}{
+		{jsonrpc.Timeout("a"), false, true},
+		{nil, true, false},
+		{jsonrpc.Timeout("a"), true, false},
+	} {
+		s.noteOpened(attempt.failure)
+		if s.isOpen() != attempt.open || s.hasFailed() != attempt.failed {
+			t.Errorf("after %v: open %v, failed %v", attempt.failure, s.isOpen(), s.hasFailed())
+		}
+	}
+}
+
 // The gateway tries the modern era first, whatever the era of the client, and only once.
 func TestServersAreDiscovered(t *testing.T) {
 	tests := []struct {

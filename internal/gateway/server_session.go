@@ -66,11 +66,13 @@ func (s *serverSession) begin(t linkTicket, info *serverInfo) {
 	s.initialized, s.unsynced = t.Era == mcp.Modern, false
 }
 
-// noteOpened notes the result of an attempt to connect.
+// noteOpened notes the result of an attempt to connect. A failure does not close a link that another
+// attempt has opened in the meantime.
 func (s *serverSession) noteOpened(failure *jsonrpc.Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ready, s.failed = failure == nil, failure != nil
+	s.ready = s.ready || failure == nil
+	s.failed = !s.ready
 }
 
 // lose notes that the server no longer knows the session with an id. It reports false if that is
