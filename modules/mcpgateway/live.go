@@ -40,7 +40,7 @@ type liveGateway struct {
 	current        atomic.Pointer[Handler]
 	end            context.CancelFunc // ends current; nil if there is none
 	running        bool               // the configuration has started
-	servingDigests map[string]string  // digests of the servers in current that come from files, by name
+	servingDigests map[string]string  // files and digests of the servers in current that come from files, by name
 
 	stopPolling context.CancelFunc // nil until polling starts
 	polling     sync.WaitGroup
@@ -142,12 +142,25 @@ func (l *liveGateway) report(f *watchedFile) {
 	f.reported = true
 	if errors.Is(f.err, fs.ErrNotExist) {
 		l.shell.logger.Warn("servers file is missing", zap.String("file", f.path),
-			zap.Int("servers_kept", len(f.servers)))
+			zap.Int("servers_kept", len(l.serversOf(f))))
 		return
 	}
 	fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
 	l.shell.logger.Error("servers file not loaded; its current servers keep running",
 		zap.String("file", f.path), zap.Error(f.err))
+}
+
+// serversOf returns the names of the servers from a file that run.
+func (l *liveGateway) serversOf(f *watchedFile) []string {
+	names := []string{}
+	if h := l.current.Load(); h != nil {
+		for _, s := range h.Servers {
+			if s.file == f.path {
+				names = append(names, s.Name)
+			}
+		}
+	}
+	return names
 }
 
 // unusedFiles returns the files whose latest content is not used.
@@ -174,7 +187,7 @@ func (l *liveGateway) apply() error {
 	digests := map[string]string{}
 	for _, s := range config.Servers {
 		if s != nil && from[s.Name] != "" { // Provision refuses nil
-			digests[s.Name] = digest(s)
+			digests[s.Name] = from[s.Name] + " " + digest(s)
 		}
 	}
 	difference := compareServers(l.servingDigests, digests)
@@ -458,10 +471,7 @@ func (l *liveGateway) statuses() (all []adminapi.FileStatus) {
 	for _, f := range l.files {
 		status := adminapi.FileStatus{
 			Gateway: h.Name, Path: h.MCPPath, File: f.path,
-			Servers: []string{}, Loaded: f.loaded, Notes: f.notes,
-		}
-		for _, s := range f.servers {
-			status.Servers = append(status.Servers, s.Name)
+			Servers: l.serversOf(f), Loaded: f.loaded, Notes: f.notes,
 		}
 		if err := cmp.Or(f.err, l.refusal); err != nil && !f.used {
 			status.Error = err.Error()

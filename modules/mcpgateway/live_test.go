@@ -182,7 +182,8 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 				t.Errorf("logged %v", errors)
 			}
 			status := l.live.statuses()
-			if len(status) != 1 || !strings.Contains(status[0].Error, tt.want) {
+			if len(status) != 1 || !strings.Contains(status[0].Error, tt.want) ||
+				!slices.Equal(status[0].Servers, []string{"a"}) {
 				t.Errorf("status %+v", status)
 			}
 			if l.live.current.Load() != before {
@@ -339,6 +340,9 @@ func TestTwoFilesOfServers(t *testing.T) {
 	l.has("c")
 	if l.live.refusal != nil {
 		t.Error(l.live.refusal)
+	}
+	if status := l.live.statuses(); len(status[0].Servers) > 0 || !slices.Equal(status[1].Servers, []string{"c"}) {
+		t.Errorf("c has moved to the second file: %+v", status)
 	}
 }
 

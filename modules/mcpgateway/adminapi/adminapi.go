@@ -109,7 +109,7 @@ type FileStatus struct {
 	Gateway string    `json:"gateway"`
 	Path    string    `json:"mcp_path"` // of the gateway
 	File    string    `json:"file"`
-	Servers []string  `json:"servers"`         // of its latest valid content
+	Servers []string  `json:"servers"`         // that run; those of its latest content unless Error is set
 	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway loaded these servers
 	Notes   []string  `json:"notes,omitempty"` // on settings that the gateway ignores
 	Error   string    `json:"error,omitempty"` // why its latest content is not used
