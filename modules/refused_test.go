@@ -101,9 +101,10 @@ func TestBadConfigurations(t *testing.T) {
 // not intended.
 func TestDoubtfulConfigurations(t *testing.T) {
 	const (
-		separator = "model APIs refuse tool names with this separator; set separator __ unless your clients rename tools"
-		shell     = "command of a child process is not run by a shell; use a placeholder"
-		notFound  = "command of a child process not found; Caddy's PATH is searched"
+		separator   = "model APIs refuse tool names with this separator; set separator __ unless your clients rename tools"
+		shell       = "command of a child process is not run by a shell; use a placeholder"
+		emptyHeader = "header for an MCP server is incomplete: a placeholder is empty"
+		notFound    = "command of a child process not found; Caddy's PATH is searched"
 	)
 	gateway := func(lines string) string { return "mcp_gateway {\n\tseparator __\n" + lines + "\n}" }
 	const files = "server files http://127.0.0.1:1/mcp\n"
@@ -131,6 +132,19 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		{"a variable in braces", gateway("server a stdio sh --token=${API_TOKEN}"), []string{shell}},
 		{"a script for a shell", gateway("server a stdio sh -c \"echo $HOME\""), nil},
 		{"a placeholder", gateway("server a stdio sh {env.HOME}/data"), nil},
+		{"an exempt server that is unknown", gateway(files + "mask {\n\texempt fils::*\n}"),
+			[]string{"exempt refers to an unknown server files"}},
+		{"a header in shell syntax", gateway("server files http://127.0.0.1:1/mcp {\n" +
+			"request_header Authorization \"Bearer $TOKEN\"\n}"),
+			[]string{"header for an MCP server: $NAME is shell syntax; write {env.NAME}"}},
+		{"a header with an empty variable", gateway("server files http://127.0.0.1:1/mcp {\n" +
+			"request_header Authorization \"Bearer {env.NOT_SET_HERE}\"\n}"), []string{emptyHeader}},
+		{"a header of reverse_proxy with an empty variable", gateway("server files {\n" +
+			"reverse_proxy 127.0.0.1:1 {\nheader_up X-Api-Key {env.NOT_SET_HERE}\n}\n}"), []string{emptyHeader}},
+		{"a header with a placeholder of the request", gateway("server files http://127.0.0.1:1/mcp {\n" +
+			"request_header X-Client {http.mcp.client}\n}"), nil},
+		{"a variable of a child in shell syntax", gateway("server files stdio sh {\nenv API_KEY $API_KEY\n}"),
+			[]string{"variable for a child process: $NAME is shell syntax; write {env.NAME}"}},
 		{"a rule that allows an unknown server", gateway(files + "client anonymous {\n\tallow fils::*\n}"),
 			[]string{"rule refers to an unknown server files"}},
 		{"a rule that allows a server with no similar name", gateway(files + "client anonymous {\n\tallow github::*\n}"),

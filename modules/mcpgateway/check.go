@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/rewrite"
 	"github.com/caddyserver/caddy/v2/modules/caddytls"
 	"go.uber.org/zap"
@@ -26,6 +29,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
 // checks holds validations to run after the whole Caddyfile block is parsed.
@@ -280,6 +284,14 @@ func (n serverNames) qualified(pattern string) (qualified, unknown string) {
 // didYouMean returns a suggestion to append to an error about an unknown server.
 func (n serverNames) didYouMean(server string) string { return words.DidYouMean(server, n.all()) }
 
+// closest returns a log field with the server that an unknown name probably means.
+func (n serverNames) closest(unknown string) zap.Field {
+	if meant := words.Closest(unknown, n.all()); meant != "" {
+		return zap.String("did_you_mean", meant)
+	}
+	return zap.Skip()
+}
+
 // all returns the names and aliases of all servers.
 func (n serverNames) all() (names []string) {
 	for _, s := range n.servers {
@@ -306,6 +318,8 @@ func (w warner) warn() {
 	w.warnIfOpen()
 	w.warnOfNames()
 	w.warnOfRoutes()
+	w.warnOfMasks()
+	w.warnOfHeaders()
 	w.warnOfSite()
 	if w.HealthInterval > 0 && w.HealthTimeout > w.HealthInterval {
 		w.logger.Warn("health_timeout is longer than health_interval: servers that hang are checked less often",
@@ -362,6 +376,64 @@ func (w warner) warnOfRoutes() {
 		for _, name := range route.Servers {
 			if w.serverNames().find(name) == nil {
 				w.logger.Warn("route_notifications refers to an unknown server", zap.String("mcp_server", name))
+			}
+		}
+	}
+}
+
+// warnOfMasks warns of masks that exempt servers which do not exist yet.
+func (w warner) warnOfMasks() {
+	masks := []*observationmask.Handler{w.Mask}
+	for _, s := range w.Servers {
+		masks = append(masks, s.Mask)
+	}
+	for _, m := range masks {
+		if m == nil {
+			continue
+		}
+		for _, pattern := range m.Exempt {
+			if _, unknown := w.serverNames().qualified(pattern); unknown != "" {
+				w.logger.Warn("exempt refers to an unknown server",
+					zap.String("pattern", pattern), w.serverNames().closest(unknown))
+			}
+		}
+	}
+}
+
+// warnOfHeaders warns of headers for servers whose placeholders are empty, or that only a shell
+// would replace. The server answers with 401 only.
+func (w warner) warnOfHeaders() {
+	for _, s := range w.Servers {
+		for _, handler := range handlersIn(s.Routes) {
+			var request *headers.HeaderOps
+			switch handler := handler.(type) {
+			case *headers.Handler:
+				request = handler.Request
+			case *reverseproxy.Handler:
+				if handler.Headers != nil {
+					request = handler.Headers.Request
+				}
+			}
+			if request != nil {
+				w.warnOfHeader(s.Name, request.Add)
+				w.warnOfHeader(s.Name, request.Set)
+			}
+		}
+	}
+}
+
+func (w warner) warnOfHeader(server string, header http.Header) {
+	repl := caddy.NewReplacer()
+	for name, values := range header {
+		for _, value := range values {
+			log := w.logger.With(zap.String("mcp_server", server), zap.String("header", name))
+			if setting.IsShellVariable(value) {
+				log.Warn("header for an MCP server: $NAME is shell syntax; write {env.NAME}")
+			}
+			for _, match := range placeholderPattern.FindAllStringSubmatch(value, -1) {
+				if text, known := repl.GetString(match[1]); known && text == "" {
+					log.Warn("header for an MCP server is incomplete: a placeholder is empty", zap.String("placeholder", match[0]))
+				}
 			}
 		}
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // Client configures what a client may do. The providers of auth, or Caddy's own authentication,
@@ -139,11 +138,8 @@ func (a accessCompiler) client(c *Client) (*access.Client, error) {
 func (a accessCompiler) qualified(pattern, client string) string {
 	qualified, unknown := a.names.qualified(pattern)
 	if unknown != "" {
-		fields := []zap.Field{zap.String("client", client), zap.String("pattern", pattern)}
-		if meant := words.Closest(unknown, a.names.all()); meant != "" {
-			fields = append(fields, zap.String("did_you_mean", meant))
-		}
-		a.logger.Warn("rule refers to an unknown server", fields...)
+		a.logger.Warn("rule refers to an unknown server",
+			zap.String("client", client), zap.String("pattern", pattern), a.names.closest(unknown))
 	}
 	return qualified
 }

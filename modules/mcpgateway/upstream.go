@@ -281,21 +281,26 @@ type child struct {
 // findUpstreams returns the upstreams in provisioned routes.
 func findUpstreams(routes caddyhttp.RouteList) upstreams {
 	var found upstreams
-	found.addRoutes(routes)
+	for _, handler := range handlersIn(routes) {
+		if proxy, ok := handler.(*reverseproxy.Handler); ok {
+			found.addProxy(proxy)
+		}
+	}
 	return found
 }
 
-func (u *upstreams) addRoutes(routes caddyhttp.RouteList) {
+// handlersIn returns the handlers in provisioned routes, also in subroutes.
+func handlersIn(routes caddyhttp.RouteList) (all []caddyhttp.MiddlewareHandler) {
 	for _, route := range routes {
 		for _, handler := range route.Handlers {
-			switch handler := handler.(type) {
-			case *caddyhttp.Subroute:
-				u.addRoutes(handler.Routes)
-			case *reverseproxy.Handler:
-				u.addProxy(handler)
+			if subroute, ok := handler.(*caddyhttp.Subroute); ok {
+				all = append(all, handlersIn(subroute.Routes)...)
+			} else {
+				all = append(all, handler)
 			}
 		}
 	}
+	return all
 }
 
 func (u *upstreams) addProxy(proxy *reverseproxy.Handler) {

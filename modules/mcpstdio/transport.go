@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/unlogged"
 )
@@ -103,8 +105,8 @@ type Transport struct {
 	// a second later. Default: 2s
 	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
 
-	// Size limit of a message in bytes, in either direction. A longer response fails only its own
-	// call. Default: 64 MiB
+	// Size limit of a message in bytes, in either direction, at least 4 KiB. A longer response fails
+	// only its own call. Default: 64 MiB
 	MaxLine int64 `json:"max_line,omitempty"`
 
 	// Maximum number of sessions. Default: 10000, or 100 with isolation session
@@ -148,7 +150,7 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
 	log := t.user.serverLogger()
-	t.warnEmptyEnv(log)
+	t.warnEnv(log)
 	t.warnCommand(log, config)
 	t.pool.join(t.user)
 	if replaceable.Is(ctx) {
@@ -244,13 +246,16 @@ func (t *Transport) config() stdio.Config {
 	return config
 }
 
-// warnEmptyEnv warns of variables whose placeholders are empty. The child's own error is often
-// misleading.
-func (t *Transport) warnEmptyEnv(log *zap.Logger) {
+// warnEnv warns of variables whose placeholders are empty, or that only a shell would replace. The
+// child's own error is often misleading.
+func (t *Transport) warnEnv(log *zap.Logger) {
 	repl := caddy.NewReplacer()
 	for name, value := range t.Env {
-		if value != "" && repl.ReplaceKnown(value, "") == "" {
+		switch {
+		case value != "" && repl.ReplaceKnown(value, "") == "":
 			log.Warn("variable for a child process is empty", zap.String("env", name), zap.String("value", value))
+		case setting.IsShellVariable(value):
+			log.Warn("variable for a child process: $NAME is shell syntax; write {env.NAME}", zap.String("env", name))
 		}
 	}
 }
@@ -271,15 +276,23 @@ func (t *Transport) Validate() error {
 		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
 	case t.StopGrace < 0:
 		return fmt.Errorf("stop_grace: %s is negative", time.Duration(t.StopGrace))
-	case t.MaxLine < 0:
-		return fmt.Errorf("max_line: %d is negative", t.MaxLine)
+	case t.MaxLine != 0 && t.MaxLine < smallestMaxLine:
+		return fmt.Errorf("max_line: %d is too short for initialize, need at least %d", t.MaxLine, smallestMaxLine)
 	case t.MaxSessions < 0:
 		return fmt.Errorf("max_sessions: %d is negative", t.MaxSessions)
 	case t.SessionTTL < 0:
 		return fmt.Errorf("session_ttl: %s is negative", time.Duration(t.SessionTTL))
 	}
+	for _, root := range t.Roots {
+		if u, err := url.Parse(root); err != nil || !u.IsAbs() {
+			return fmt.Errorf("roots: %q is not a URI such as file:///srv", root)
+		}
+	}
 	return t.validateEnv()
 }
+
+// smallestMaxLine is the smallest max_line that lets a client initialize.
+const smallestMaxLine = 4 << 10
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -143,6 +143,8 @@ func TestInvalidConfigurations(t *testing.T) { // A2
 		{"a negative start_timeout", `{"command":["x"],"start_timeout":-1}`, "start_timeout"},
 		{"a negative stop_grace", `{"command":["x"],"stop_grace":-1}`, "stop_grace"},
 		{"a negative max_line", `{"command":["x"],"max_line":-1}`, "max_line"},
+		{"a max_line that is too short", `{"command":["x"],"max_line":5}`, "max_line: 5 is too short for initialize"},
+		{"a root that is not a URI", `{"command":["x"],"roots":["file:///srv","srv"]}`, `roots: "srv" is not a URI`},
 		{"a negative max_sessions", `{"command":["x"],"max_sessions":-1}`, "max_sessions"},
 		{"a negative session_ttl", `{"command":["x"],"session_ttl":-1}`, "session_ttl"},
 		{"an invalid variable name", `{"command":["x"],"env":{"A=B":"c"}}`, "env"},
@@ -271,7 +273,7 @@ func TestSharedPools(t *testing.T) { // A60
 		{"another directory", `,"env":{"A":"1","B":"2"},"dir":"/"`, false},
 		{"another isolation", `,"env":{"A":"1","B":"2"},"isolation":"session"`, false},
 		{"other roots", `,"env":{"A":"1","B":"2"},"roots":["file:///"]`, false},
-		{"another limit", `,"env":{"A":"1","B":"2"},"max_line":1000`, false},
+		{"another limit", `,"env":{"A":"1","B":"2"},"max_line":5000`, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

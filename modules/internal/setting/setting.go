@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -337,6 +338,12 @@ func NotZero[T comparable](field *T, line func(*T) Line, refusal string) Line {
 
 // EnvText returns an environment variable without surrounding whitespace.
 func EnvText(name string) string { return strings.TrimSpace(os.Getenv(name)) }
+
+var shellVariable = regexp.MustCompile(`(?:^|\s)\$\{?[A-Z_][A-Z0-9_]*\}?$`)
+
+// IsShellVariable reports whether a text is a variable as shells write it, perhaps after a word
+// such as Bearer.
+func IsShellVariable(text string) bool { return shellVariable.MatchString(text) }
 
 // EnvInt returns an environment variable that is a whole number. ok is false for any other value. A
 // number too large for an int is clamped.
