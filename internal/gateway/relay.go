@@ -25,7 +25,6 @@ type directRelay struct{ *call }
 // run forwards the call, again if the server has lost its session.
 func (c directRelay) run() *jsonrpc.Failure {
 	failure := c.link.inSession(c.scope(), func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		c.sideRequests.Wait() // they use the headers that relay is about to change
 		rl := &relay{call: c.call, retryable: mayRetry}
 		failure := rl.run(&c.Message)
 		return &rl.reader, rl.session, failure
@@ -66,6 +65,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 // attempt sends a message to the server and passes on the response.
 func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.call.link
+	c.sideRequests.Wait() // those of an earlier attempt read the headers that this one changes
 	numbered, failure := rl.withUniqueID(m)
 	if failure != nil {
 		return failure

@@ -882,3 +882,31 @@ func TestInvalidResponses(t *testing.T) {
 		})
 	}
 }
+
+// The refusals of server requests derive their requests from that of the client, whose headers the
+// next attempt changes.
+func TestRefusalsEndBeforeTheNextAttempt(t *testing.T) {
+	const refused = 50
+	p := modernPeer("a").hasTools("x")
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		if p.count("tools/call") > 1 {
+			if n := p.count(""); n != refused {
+				t.Errorf("the call was repeated after %d of %d refusals", n, refused)
+			}
+			a.reply(w, `{"resultType":"complete","content":[]}`)
+			return
+		}
+		requests := ""
+		for i := range refused {
+			requests += fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"roots/list"}`, 1000+i) + "\n\ndata: "
+		}
+		a.send(w, requests+`{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-32020,"message":"headers"}}`)
+	})
+	g := newGateway(t, nil, p)
+	u := g.user(t, mcp.Legacy)
+	u.capabilities = "{}"
+	u.connect()
+	if s := u.call("a::x"); s.code() != 0 || p.count("tools/call") != 2 {
+		t.Errorf("%d calls, got %s", p.count("tools/call"), s.body)
+	}
+}
