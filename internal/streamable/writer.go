@@ -182,12 +182,15 @@ func (w *Writer) reportResponse(part []byte) {
 	}
 }
 
-// KeepAlive sends a comment, so proxies do not close a silent stream.
+// KeepAlive sends a comment, so proxies do not close a silent stream. It starts the stream if the
+// client accepts one.
 func (w *Writer) KeepAlive() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.write(Comment)
-	w.flush()
+	if w.begin() {
+		w.write(Comment)
+		w.flush()
+	}
 }
 
 func (w *Writer) write(p []byte) {

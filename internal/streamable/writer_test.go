@@ -3,6 +3,8 @@ package streamable
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -72,4 +74,20 @@ func FuzzEventBuffers(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A keep-alive before the first event starts the stream, but never precedes a JSON response.
+func TestKeepAliveBeforeTheResponse(t *testing.T) {
+	for accept, want := range map[string]string{
+		"application/json, text/event-stream": "text/event-stream :\n\ndata: {}\n\n",
+		"application/json":                    "application/json {}",
+	} {
+		recorder := httptest.NewRecorder()
+		w := NewWriter(recorder, http.Header{"Accept": {accept}})
+		w.KeepAlive()
+		w.Answer(http.StatusOK, &Event{Data: []byte("{}")})
+		if got := recorder.Header().Get("Content-Type") + " " + recorder.Body.String(); got != want {
+			t.Errorf("%s: got %q, want %q", accept, got, want)
+		}
+	}
 }
