@@ -475,8 +475,8 @@ func (c legacyRelay) streamLarge(from *largeResponse) (whole bool) {
 	if err == nil {
 		err = to.Close()
 	}
-	if err != nil && ctx.Err() == nil {
-		c.truncated = true
+	if err != nil {
+		c.truncated = ctx.Err() == nil
 		_ = from.CloseWithError(err)
 	}
 	return err == nil

@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -803,3 +806,98 @@ func TestRequestsToModernServers(t *testing.T) {
 		}
 	}
 }
+
+// A held call that waits for its client takes no messages. The stream of the session must not wait
+// for it.
+func TestStreamOfASessionWithAWaitingCall(t *testing.T) {
+	p := legacyPeer("a").hasTools("x").handle("tools/call", askingTool(1))
+	p.sessions = true
+	say := p.keepStreams()
+	g := newGateway(t, nil, p)
+	u := g.modern(t)
+	u.ask("tools/list", "{}")
+	listening := u.open(http.MethodPost, u.request(`"listen"`, mcp.MethodListen,
+		`{"notifications":{"toolsListChanged":true}}`))
+	stream := p.waitFor(t, "GET", 1)
+	in, key := readInput(t, u.call("a::x"))
+	pong := p.expect(stream.session, "77")
+	say(`{"jsonrpc":"2.0","id":76,"method":"elicitation/create","params":{"message":"?","requestedSchema":{}}}`)
+	say(`{"jsonrpc":"2.0","id":77,"method":"ping"}`)
+	<-pong
+	listening.cancel()
+	g.parked.drain() // as on exit
+	u.retry("a::x", in, key, `{"action":"accept"}`)
+}
+
+// While a call is in progress, another one finds that the server has lost the session, and opens a
+// side stream for the next session. The earlier side stream ends, too.
+func TestSideStreamOfALostSession(t *testing.T) {
+	p := legacyPeer("a").hasTools("slow", "fast")
+	p.sessions = true
+	p.keepStreams()
+	release := make(chan struct{})
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		if p.count("tools/call") == 1 {
+			<-release
+		}
+		a.reply(w, `{"content":[]}`)
+	})
+	g := newGateway(t, nil, p)
+	u := g.modern(t)
+	slow := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", `{"name":"a::slow","arguments":{}}`))
+	p.waitFor(t, "tools/call", 1)
+	first := p.waitFor(t, "GET", 1)
+	p.forget()
+	if s := u.call("a::fast"); s.code() != 0 {
+		t.Fatalf("got %s", s.body)
+	}
+	if second := p.waitFor(t, "GET", 2); first.session == second.session {
+		t.Fatal("the session was not lost")
+	}
+	close(release)
+	slow.nextOf("")
+	ending := func() (all int) {
+		g.sideStreams.mu.Lock()
+		defer g.sideStreams.mu.Unlock()
+		for s := range g.sideStreams.open {
+			if s.idle.Stop() {
+				s.idle.Reset(sideStreamTime)
+				all++
+			}
+		}
+		return all
+	}
+	await.Until(t, "timers of both side streams", func() bool { return ending() == 2 })
+}
+
+// A response writer can fail before the context calls its functions.
+func TestLargeResponseOfAHeldCallToAClientThatLeaves(t *testing.T) {
+	ctx := canceledContext{context.Background()}
+	out := streamable.NewWriter(failingWriter{http.Header{}}, http.Header{})
+	c := legacyRelay{&call{ctx: ctx, aggregateRequest: &aggregateRequest{Request: new(inbound.Request), out: out}}}
+	from, to := io.Pipe()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		piece := []byte(`{"jsonrpc":"2.0","id":1,"result":{"a":"`)
+		for _, err := to.Write(piece); err == nil; _, err = to.Write(piece) {
+			piece = bytes.Repeat([]byte("x"), 32<<10)
+		}
+	}()
+	if c.streamLarge(&largeResponse{heldReader: from, id: []byte("1")}) {
+		t.Error("the response is reported as complete")
+	}
+	<-done
+}
+
+// A canceledContext has an error, but has not called the functions of AfterFunc yet.
+type canceledContext struct{ context.Context }
+
+func (canceledContext) Err() error { return context.Canceled }
+
+// A failingWriter is a connection that the client has closed.
+type failingWriter struct{ header http.Header }
+
+func (w failingWriter) Header() http.Header     { return w.header }
+func (failingWriter) WriteHeader(int)           {}
+func (failingWriter) Write([]byte) (int, error) { return 0, net.ErrClosed }

@@ -282,8 +282,8 @@ func (ss *serverStream) handle(e *streamable.Event) {
 	} else {
 		delivered = u.broadcast(m)
 	}
-	if !delivered && m.IsRequest() && !l.heldCalls.offer(m) {
-		u.refuse(&s.req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
+	if !delivered && m.IsRequest() {
+		l.heldCalls.offer(u, &s.req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
 	}
 }
 

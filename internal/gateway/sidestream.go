@@ -104,6 +104,9 @@ func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
 		cancel()
 		return end
 	}
+	if h.stream != nil { // of a session that the server has forgotten
+		h.stream.idle.Reset(sideStreamTime)
+	}
 	h.stream = s
 	sc.g.running.Go(func() {
 		defer cancel()
@@ -160,8 +163,8 @@ func (h *heldCalls) read(sc scope, s *sideStream) {
 		case !m.IsRequest():
 			u.note(m)
 			u.broadcast(m)
-		case !h.offer(m):
-			u.refuse(&sideRequests, m, "the request cannot be assigned to a single call of the client")
+		default:
+			h.offer(u, &sideRequests, m, "the request cannot be assigned to a single call of the client")
 		}
 		return nil
 	}
@@ -169,32 +172,39 @@ func (h *heldCalls) read(sc scope, s *sideStream) {
 }
 
 // offer passes a server request to the client's call, if there is exactly one. With several, it is
-// unknown which one it belongs to.
-func (h *heldCalls) offer(m *jsonrpc.Message) bool {
+// unknown which one it belongs to, and the request is refused. offer does not wait until the call,
+// which may wait for its client, takes the request.
+func (h *heldCalls) offer(u unsolicited, sideRequests *upstream.SideRequests, m *jsonrpc.Message, refusal string) {
 	h.mu.Lock()
 	calls := slices.Clone(h.calls)
 	h.mu.Unlock()
-	if len(calls) != 1 {
-		return false
+	if len(calls) != 1 || m.Is(jsonrpc.Method, "ping") { // a ping needs no client
+		u.refuse(sideRequests, m, refusal)
+		return
 	}
-	return calls[0].offer(m)
+	request := copyMessage(m, nil)
+	sideRequests.Go(func() {
+		if !calls[0].offer(u.ctx, request) {
+			u.refuse(sideRequests, &request.message, refusal)
+		}
+	})
 }
 
-// offer passes a message of the server to the call. It reports false if the call no longer takes
-// messages.
-func (held *heldCall) offer(m *jsonrpc.Message) bool {
+// offer passes a server request to the call. It reports false if ctx is done, or if the call no
+// longer takes messages.
+func (held *heldCall) offer(ctx context.Context, request heldMessage) bool {
 	reader := held.reader.Load()
-	isRequest := reader != nil && m.IsRequest()
-	if isRequest {
+	if reader != nil {
 		reader.ServerRequestOpened()
 	}
 	select {
-	case held.messages <- copyMessage(m, nil):
+	case held.messages <- request:
 		return true
 	case <-held.answered:
 	case <-held.done:
+	case <-ctx.Done():
 	}
-	if isRequest {
+	if reader != nil {
 		reader.ServerRequestClosed()
 	}
 	return false
