@@ -34,8 +34,9 @@ type abandonedCalls struct {
 	input *inputQueue
 
 	calls   []abandonedCall
-	ping    uint64 // id of the open ping; 0 for none
-	ignored bool   // the child sends requests for canceled calls
+	dropped time.Time // when the last call would have ended that was dropped to make room
+	ping    uint64    // id of the open ping; 0 for none
+	ignored bool      // the child sends requests for canceled calls
 }
 
 // add adds a call. The caller holds the lock.
@@ -43,6 +44,7 @@ func (a *abandonedCalls) add(call *call) {
 	now := time.Now()
 	a.calls = slices.DeleteFunc(a.calls, func(d abandonedCall) bool { return d.until.Before(now) })
 	if len(a.calls) == maxAbandonedCalls {
+		a.dropped = a.calls[0].until
 		a.calls = slices.Delete(a.calls, 0, 1)
 	}
 	a.calls = append(a.calls, abandonedCall{id: call.id, session: call.session, until: now.Add(abandonedCallTime)})
@@ -76,6 +78,9 @@ func (a *abandonedCalls) recent() iter.Seq[abandonedCall] {
 // mayCause reports whether the child may still work on a call of another client than that of a
 // call, or of any client if that is nil. The caller holds the lock.
 func (a *abandonedCalls) mayCause(found *call) bool {
+	if time.Now().Before(a.dropped) {
+		return true
+	}
 	for d := range a.recent() {
 		if (!d.acknowledged || a.ignored) && (found == nil || d.session == nil || d.session != found.session) {
 			return true

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
 // literals are ids and tokens that responses must return unchanged, byte for byte (A28, G4).
@@ -470,5 +471,29 @@ func TestLargeMessagesOfTheGateway(t *testing.T) {
 	for range 3 * maxLarge {
 		c.post(say(`1`, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).whole()
 		contains(t, "received", c.post(request(`2`, "heard", `{}`)).whole(), `xxx\",\"result\":{}`)
+	}
+}
+
+// If more calls are abandoned than are remembered, a message of the child may belong to any of them.
+func TestAbandonedCallsThatAreDropped(t *testing.T) {
+	table := &callTable{waiting: map[uint64]*call{}}
+	table.abandoned = abandonedCalls{table: table}
+	victim, other := &session{id: "victim"}, &session{id: "other"}
+	begin := func(s *session) *call {
+		c := &call{session: s}
+		_ = c.request.Read(jsonrpc.Request(1, "tools/call", nil))
+		if err := table.register(c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	table.abandon(begin(victim))
+	begin(other)
+	for range maxAbandonedCalls {
+		table.abandon(begin(other))
+	}
+	table.noteRead()
+	if found, ambiguous := table.infer(); found != nil || !ambiguous {
+		t.Errorf("a message that may belong to the call of the victim goes to the session %s", found.session.id)
 	}
 }

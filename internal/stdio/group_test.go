@@ -287,3 +287,16 @@ func TestChildrenOfGroupsRestartAlone(t *testing.T) {
 		t.Error("the child was not replaced")
 	}
 }
+
+// Groups keep the capabilities of their clients, which must not be large.
+func TestLargeCapabilities(t *testing.T) {
+	p := newPool(t, "")
+	large := `{"experimental":{"x":"` + strings.Repeat("x", maxIntroduction) + `"}}`
+	meta := strings.Replace(modernMetaMember, `clientCapabilities":{}`, `clientCapabilities":`+large, 1)
+	const want = `{"jsonrpc":"2.0","error":{"code":-32602,"message":"clientCapabilities: too large"`
+	answer := p.client().post(request(`1`, "tools/call", `{"name":"pid","arguments":{},`+meta+`}`),
+		"MCP-Protocol-Version", "2026-07-28", "Mcp-Method", "tools/call", "Mcp-Name", "pid").whole()
+	if !strings.HasPrefix(answer, want) {
+		t.Errorf("got %s", answer)
+	}
+}

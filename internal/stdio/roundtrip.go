@@ -49,6 +49,9 @@ func (rt *roundTrip) serve() (*http.Response, error) {
 		}
 	}
 	info, failure := streamable.Inspect(rt.req, rt.m)
+	if failure == nil && len(rt.m.Literal(jsonrpc.ClientCapabilities)) > maxIntroduction {
+		failure = jsonrpc.InvalidParams("clientCapabilities: too large")
+	}
 	if failure != nil {
 		return rt.fail(failure), nil
 	}
@@ -139,10 +142,13 @@ func (rt *roundTrip) readyChild(era mcp.Era) (*child, error) {
 	return s.ready(rt.req.Context())
 }
 
+// maxIntroduction is the size limit of what a client says about itself: the gateway's limit of
+// 16 KiB, and what it adds.
+const maxIntroduction = 17 << 10
+
 // initialize begins a session. It initializes the child unless another client already has.
 func (rt *roundTrip) initialize() (*http.Response, error) {
-	const maxParams = 17 << 10 // the gateway's limit of 16 KiB, and what it adds
-	if len(rt.m.Literal(jsonrpc.Params)) > maxParams {
+	if len(rt.m.Literal(jsonrpc.Params)) > maxIntroduction {
 		return rt.fail(jsonrpc.PayloadTooLarge()), nil
 	}
 	if !rt.pool.hosts.inUse(rt.req.URL.Host) {
