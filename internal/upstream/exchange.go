@@ -165,6 +165,7 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 		x.propagate(r)
 	}
 	if len(x.Server.Answers) > 0 {
+		x.cacheNames() // before answers read them in other goroutines
 		x.routed = r.Clone(x.context(r))
 		x.routed.Body, x.routed.GetBody = http.NoBody, nil
 	}

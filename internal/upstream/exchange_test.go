@@ -10,7 +10,9 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"strconv"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -151,5 +153,50 @@ func TestToolCache(t *testing.T) {
 	cache.store("b", ofAnother, 1)
 	if n := cache.tools.Len(); n > focusLimits.OwnerEntries+1 || !has(ofAnother) {
 		t.Errorf("%d tools are cached", n)
+	}
+}
+
+// A timer that runs while the exchange ends neither cancels the call nor starts again.
+func TestTimeLimitsEnd(t *testing.T) {
+	for _, left := range []time.Duration{0, time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			l := &timeLimits{cancel: func(error) { t.Errorf("canceled with %s left", left) }}
+			asked := 0
+			l.start(time.Millisecond, endingReply{stop: func() { l.stop(); asked++ }, left: left})
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if asked != 1 {
+				t.Errorf("the timer ran %d times with %s left", asked, left)
+			}
+		})
+	}
+}
+
+// An endingReply ends the exchange when its timer asks for the time left.
+type endingReply struct {
+	reply
+	stop func()
+	left time.Duration
+}
+
+func (r endingReply) timeLeft(time.Duration) time.Duration {
+	r.stop()
+	return r.left
+}
+
+// Answers to server requests use placeholders in other goroutines.
+func TestPlaceholdersInAnswers(t *testing.T) {
+	for _, params := range []string{`{"name":"x"}`, `{}`} {
+		x := &Exchange{Server: &Server{Name: "a"}, PostedMessage: new(PostedMessage)}
+		if failure := x.Message.Read(jsonrpc.Request(1, "tools/call", []byte(params))); failure != nil {
+			t.Fatal(failure)
+		}
+		x.cacheNames()
+		var answers sync.WaitGroup
+		for range 2 {
+			answers.Go(func() { x.placeholder(ToolPlaceholder); x.placeholder(MethodPlaceholder) })
+		}
+		x.NewRecord("a", http.MethodPost, Aggregate)
+		answers.Wait()
 	}
 }

@@ -307,8 +307,9 @@ type timeLimits struct {
 	isTotal      bool         // the timeout is for the whole response
 	lastActivity atomic.Int64 // when the server's silence began, by streamable.Clock; pauses it asked for do not count
 
-	mu    sync.Mutex  // held while timer is set
-	timer *time.Timer // nil without a timeout
+	mu      sync.Mutex  // held while timer is set
+	timer   *time.Timer // nil without a timeout
+	stopped bool
 
 	stops []func() bool // of the contexts that end a stream
 }
@@ -333,13 +334,15 @@ func (l *timeLimits) expire() {
 	if left <= 0 {
 		left = l.reply.timeLeft(l.timeout)
 	}
-	if left > 0 {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.stopped: // cancel may end more than the exchange
+	case left > 0:
 		l.timer.Reset(left)
-		return
+	default:
+		l.cancel(ErrTimeout)
 	}
-	l.cancel(ErrTimeout)
 }
 
 // endWith ends a stream when ctx is done.
@@ -349,9 +352,12 @@ func (l *timeLimits) endWith(ctx context.Context) {
 
 // stop stops the limits.
 func (l *timeLimits) stop() {
+	l.mu.Lock()
+	l.stopped = true
 	if l.timer != nil {
 		l.timer.Stop()
 	}
+	l.mu.Unlock()
 	for _, stop := range l.stops {
 		stop()
 	}

@@ -62,11 +62,14 @@ func (p *PostedMessage) CalledMethod() string {
 
 // ToolName returns the name of the called tool or prompt for logs, possibly shortened.
 func (p *PostedMessage) ToolName() string {
-	if p.Tool == "" {
+	if p.Tool == "" && p.Message.Has(jsonrpc.Name) {
 		p.Tool = mcp.Shortened(p.Message.Text(jsonrpc.Name))
 	}
 	return p.Tool
 }
+
+// cacheNames makes MethodName and ToolName safe for concurrent use.
+func (p *PostedMessage) cacheNames() { _, _ = p.MethodName(), p.ToolName() }
 
 // RequestID returns the id of the request for logs, possibly shortened.
 func (p *PostedMessage) RequestID() string {
