@@ -29,12 +29,14 @@ type Cache struct {
 type Cached struct {
 	Key     Key // on the shelf; zero if it must be fetched
 	Fresh   Freshness
-	View    string           // view of the client that it was made for
-	Watched bool             // the server announces changes to streams that listen
-	Changes uint64           // number of changes so far
-	failure *jsonrpc.Failure // why it could not be fetched; not tried again for failurePause
-	At      time.Time        // when it was fetched
+	View    string    // view of the client that it was made for
+	Watched bool      // the server announces changes to streams that listen
+	Changes uint64    // number of changes so far
+	At      time.Time // when it was fetched
 	history listHistory
+
+	failure  *jsonrpc.Failure // why it could not be fetched; not tried again for failurePause
+	failedAt time.Time
 }
 
 // A listHistory is what remains of a list that must be fetched again.
@@ -86,7 +88,7 @@ func (c *Cache) BeginFetch(k mcp.ListKind, began time.Time) (changes uint64, _ *
 	defer c.mu.Unlock()
 	cached := &c.lists[k]
 	f := cached.failure
-	if f != nil && (!cached.At.Before(began) || time.Since(cached.At) < failurePause && !f.IsLoginRequired()) {
+	if f != nil && (!cached.failedAt.Before(began) || time.Since(cached.failedAt) < failurePause && !f.IsLoginRequired()) {
 		return 0, f
 	}
 	cached.history.announcer = ""
@@ -97,7 +99,7 @@ func (c *Cache) BeginFetch(k mcp.ListKind, began time.Time) (changes uint64, _ *
 func (c *Cache) NoteFailure(k mcp.ListKind, failure *jsonrpc.Failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.lists[k].failure, c.lists[k].At = failure, time.Now()
+	c.lists[k].failure, c.lists[k].failedAt = failure, time.Now()
 }
 
 // Keep caches a list, unless it changed while it was fetched.

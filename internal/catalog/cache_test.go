@@ -6,6 +6,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // Equal lists are stored once, for a limited time. Their size per server is limited.
@@ -46,4 +49,20 @@ func TestShelf(t *testing.T) {
 			t.Errorf("%d lists are stored", n)
 		}
 	})
+}
+
+// A failed attempt to fetch a list does not make the last one fresh.
+func TestFailuresKeepTheAgeOfAList(t *testing.T) {
+	c := NewCache([mcp.ListKindCount]int{})
+	c.Keep(mcp.Tools, Cached{Key: Key{1}, At: time.Now().Add(-time.Hour)})
+	began := time.Now()
+	c.NoteFailure(mcp.Tools, jsonrpc.Timeout("a"))
+	for who, began := range map[string]time.Time{"waits for the attempt": began, "is new": time.Now().Add(time.Second)} {
+		if _, _, ok := c.Valid(mcp.Tools, "", began, true); ok {
+			t.Errorf("a client that %s gets the list of an hour ago", who)
+		}
+		if _, failure := c.BeginFetch(mcp.Tools, began); failure == nil {
+			t.Errorf("a client that %s tries again at once", who)
+		}
+	}
 }
