@@ -255,7 +255,7 @@ func (c *client) otherStreamWants(except *stream, server, uri string) bool {
 // unsubscribe drops all subscriptions of a client that can no longer be notified.
 func (c *client) unsubscribe(meter *quota.Meter) {
 	for _, l := range c.allLinks() {
-		l.subscriptions.removeAll(meter, c.owner)
+		l.subscriptions.close(meter, c.owner)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
@@ -542,5 +543,20 @@ func TestTooManyClients(t *testing.T) {
 		if want := fmt.Sprint("a-session-", i+1); call.session != want {
 			t.Errorf("call in session %s, want %s", call.session, want)
 		}
+	}
+}
+
+// A request that subscribes while its link is dropped must not take quota, which nothing would return.
+func TestSubscriptionsOfADroppedLink(t *testing.T) {
+	meter := quota.NewMeter(subscriptionsQuota, subscriptionLimits)
+	defer meter.Close()
+	before := subscriptionsQuota.Usage()
+	var s subscriptions
+	if added, _ := s.add(meter, "a", "file:///a", "", maxSubscriptions); !added {
+		t.Fatal("not added")
+	}
+	s.close(meter, "a")
+	if _, ok := s.add(meter, "a", "file:///b", "", maxSubscriptions); ok || subscriptionsQuota.Usage() != before {
+		t.Errorf("subscribed: %v, %+v in use, want %+v", ok, subscriptionsQuota.Usage(), before)
 	}
 }

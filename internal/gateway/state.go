@@ -154,7 +154,7 @@ func (s *State) dropRemovedLinks() {
 		c.mu.Lock()
 		c.links = slices.DeleteFunc(c.links, func(l *link) bool {
 			if !existing[l.serverID] {
-				l.subscriptions.removeAll(s.subscriptionMeter, c.owner)
+				l.subscriptions.close(s.subscriptionMeter, c.owner)
 			}
 			return !existing[l.serverID]
 		})

@@ -16,6 +16,7 @@ type subscriptions struct {
 	mu      sync.Mutex
 	uris    []string          // sorted
 	aliases map[string]string // URIs that the client used, if different, by URI
+	closed  bool              // the link is no longer used
 }
 
 // add adds a subscription, unless that exceeds the limit or the quota. alias is "" if the client
@@ -30,7 +31,7 @@ func (s *subscriptions) add(meter *quota.Meter, owner, uri, alias string, limit 
 	case there: // with another alias
 		s.drop(meter, owner, i)
 	}
-	if len(s.uris) == limit || !meter.Take(owner, int64(len(uri)+len(alias))) {
+	if s.closed || len(s.uris) == limit || !meter.Take(owner, int64(len(uri)+len(alias))) {
 		return false, false
 	}
 	s.uris = slices.Insert(s.uris, i, uri)
@@ -51,9 +52,11 @@ func (s *subscriptions) remove(meter *quota.Meter, owner, uri string) {
 	}
 }
 
-func (s *subscriptions) removeAll(meter *quota.Meter, owner string) {
+// close removes all subscriptions, and prevents new ones.
+func (s *subscriptions) close(meter *quota.Meter, owner string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	for len(s.uris) > 0 {
 		s.drop(meter, owner, len(s.uris)-1)
 	}
