@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
@@ -36,7 +37,7 @@ Arguments are converted to the types in the schema of the tool:
 
   lines=20         a number, a boolean, JSON or text, by the schema
   lines:=20        JSON
-  text=@notes.txt  the content of a file
+  text=@notes.txt  the content of a file, UTF-8 text
   -                a JSON object on standard input
   --json '{...}'   a JSON object
 
@@ -137,12 +138,16 @@ func readPair(call *adminapi.ToolCall, arg string) error {
 		call.Arguments[key] = json.RawMessage(value)
 		return nil
 	}
+	source := "the value"
 	if file, is := strings.CutPrefix(value, "@"); is {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
 		}
-		value = string(text)
+		value, source = string(text), file
+	}
+	if !utf8.ValidString(value) { // JSON would replace the other bytes
+		return fmt.Errorf("%s: %s is not UTF-8 text", key, source)
 	}
 	call.Texts[key] = value
 	return nil

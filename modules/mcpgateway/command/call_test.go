@@ -16,9 +16,11 @@ import (
 )
 
 func TestReadArguments(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "f")
-	if err := os.WriteFile(file, []byte("a file\n"), 0o600); err != nil {
-		t.Fatal(err)
+	file, latin := filepath.Join(t.TempDir(), "f"), filepath.Join(t.TempDir(), "latin")
+	for path, text := range map[string]string{file: "a file\n", latin: "caf\xe9\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, tt := range []struct {
 		name          string
@@ -37,6 +39,8 @@ func TestReadArguments(t *testing.T) {
 		{"no key", []string{"=1"}, "", "", "", nil, `"=1"`},
 		{"invalid JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
 		{"a missing file", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
+		{"a file that is not UTF-8", []string{"a=@" + latin}, "", "", "", nil, "a: " + latin + " is not UTF-8 text"},
+		{"a text that is not UTF-8", []string{"a=caf\xe9"}, "", "", "", nil, "a: the value is not UTF-8 text"},
 		{"a duplicate argument", []string{"a=1", "a:=2"}, "", "", "", nil, "a is given twice"},
 		{"JSON that is not an object", nil, "[1]", "", "", nil, "--json: not a JSON object"},
 		{"null", nil, "null", "", "", nil, "--json: not a JSON object"},
