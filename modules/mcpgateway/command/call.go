@@ -16,6 +16,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -38,6 +39,7 @@ Arguments are converted to the types in the schema of the tool:
   lines=20         a number, a boolean, JSON or text, by the schema
   lines:=20        JSON
   text=@notes.txt  the content of a file, UTF-8 text
+  text:='"@home"'  a text that begins with @
   -                a JSON object on standard input
   --json '{...}'   a JSON object
 
@@ -142,7 +144,7 @@ func readPair(call *adminapi.ToolCall, arg string) error {
 	if file, is := strings.CutPrefix(value, "@"); is {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return fmt.Errorf("%s: %w", key, err)
+			return fmt.Errorf("%s: %w; to pass the text %s, write %s:='%s'", key, err, value, key, jsonrpc.Quote(value))
 		}
 		value, source = string(text), file
 	}

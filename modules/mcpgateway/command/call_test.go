@@ -39,6 +39,8 @@ func TestReadArguments(t *testing.T) {
 		{"no key", []string{"=1"}, "", "", "", nil, `"=1"`},
 		{"invalid JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
 		{"a missing file", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
+		{"a text that begins with @", []string{"a=@no/such"}, "", "", "", nil,
+			`no such file or directory; to pass the text @no/such, write a:='"@no/such"'`},
 		{"a file that is not UTF-8", []string{"a=@" + latin}, "", "", "", nil, "a: " + latin + " is not UTF-8 text"},
 		{"a text that is not UTF-8", []string{"a=caf\xe9"}, "", "", "", nil, "a: the value is not UTF-8 text"},
 		{"a duplicate argument", []string{"a=1", "a:=2"}, "", "", "", nil, "a is given twice"},
