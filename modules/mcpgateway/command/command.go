@@ -36,6 +36,9 @@ func init() {
 		CobraFunc: func(cmd *cobra.Command) {
 			cmd.AddCommand(newServersCommand(), newToolsCommand(), newCallCommand(), newCheckCommand(), newImportCommand(),
 				newLoginCommand(), newLogoutCommand())
+			// Without RunE, cobra would print the help for an unknown subcommand, too.
+			cmd.Use, cmd.Args = cmd.Name(), cobra.NoArgs
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		},
 	})
 }
