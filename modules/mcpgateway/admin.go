@@ -364,7 +364,7 @@ func ambiguousError(found []adminGateway) *adminapi.Error {
 	for _, g := range found {
 		names = append(names, fmt.Sprintf("%q at %s", g.Name, g.MCPPath))
 	}
-	way := "select one with ?gateway="
+	way := "select one with " + adminapi.GatewayParameter
 	if len(slices.Compact(slices.Sorted(slices.Values(names)))) < len(names) {
 		way = "give each a name of its own in the configuration"
 	}

@@ -19,6 +19,10 @@ const MaxBody = 2 << 20
 // DefaultTimeout is how long a server may take by default to connect and to list its items.
 const DefaultTimeout = 2 * time.Minute
 
+// GatewayParameter is the query parameter that selects a gateway, in the message of an error with
+// the code ambiguous. The commands name their flag instead.
+const GatewayParameter = "?gateway="
+
 // An Error is an error response of the API.
 type Error struct {
 	Status  int    `json:"-"`

@@ -166,6 +166,9 @@ func readAdminError(res *http.Response) error {
 	if json.Unmarshal(body, failure) != nil || failure.Message == "" {
 		failure.Message = fmt.Sprintf("status %d: %s", res.StatusCode, body)
 	}
+	if failure.Code == "ambiguous" {
+		failure.Message = strings.Replace(failure.Message, adminapi.GatewayParameter, "--gateway", 1)
+	}
 	failure.Message = printable(failure.Message)
 	return failure
 }

@@ -2,6 +2,8 @@ package command
 
 import (
 	"bytes"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -32,6 +34,24 @@ func TestGroupCommand(t *testing.T) {
 			}
 			if !strings.Contains(out.String(), tt.out) || (out.Len() > 0) != (tt.out != "") {
 				t.Errorf("printed %s", &out)
+			}
+		})
+	}
+}
+
+func TestReadAdminError(t *testing.T) {
+	for _, tt := range []struct{ name, body, want string }{
+		{"an error", `{"error":"unknown server \"a\"","code":"not_found"}`, `unknown server "a"`},
+		{"an error that names the parameter", `{"error":"several gateways match; select one with ?gateway=: \"a\" at /a",` +
+			`"code":"ambiguous"}`, `several gateways match; select one with --gateway: "a" at /a`},
+		{"an error that quotes the parameter", `{"error":"unknown server \"?gateway=\"","code":"not_found"}`,
+			`unknown server "?gateway="`},
+		{"not JSON", "no\x1b[2J", `status 409: no\x1b[2J`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			res := &http.Response{StatusCode: http.StatusConflict, Body: io.NopCloser(strings.NewReader(tt.body))}
+			if err := readAdminError(res); err.Error() != tt.want {
+				t.Errorf("got %v", err)
 			}
 		})
 	}
