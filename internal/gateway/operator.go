@@ -314,6 +314,7 @@ type ToolList struct {
 // A Tool is a tool as a client sees it.
 type Tool struct {
 	Name         string
+	Qualified    string   // <server>::<name>, also with another separator; "" without a server
 	Original     string   // name at the server, if different
 	Clients      []string // names of the configured clients that may call it
 	Definition   []byte   // JSON
@@ -336,7 +337,12 @@ func (o *Operator) readTools(list *catalog.List, shared catalog.SharedUIs, s *up
 		}
 		target := o.g.names.toolTarget(list, s, t.Name)
 		t.Clients = o.g.rules.Users(target, mcp.ReadAnnotations(t.Definition))
-		if s != nil && s.Overrides.ClientName(target.Name) != target.Name {
+		if s == nil {
+			continue
+		}
+		_, rest := o.g.names.tool(t.Name)
+		t.Qualified = s.Name + mcp.Separator + rest
+		if s.Overrides.ClientName(target.Name) != target.Name {
 			t.Original = target.Name
 		}
 	}

@@ -79,7 +79,8 @@ func (g adminGateway) addTools(l *adminapi.ToolListing, list *gateway.ToolList) 
 func (g adminGateway) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
 	count := tokens.Count(string(tool.Definition))
 	status := adminapi.ToolStatus{
-		Gateway: g.Name, Path: g.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
+		Gateway: g.Name, Path: g.MCPPath, Server: server,
+		Name: tool.Name, Qualified: tool.Qualified, Original: tool.Original,
 		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
 		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
 	}

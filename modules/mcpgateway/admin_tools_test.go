@@ -55,6 +55,9 @@ func TestAdminToolList(t *testing.T) {
 					line += " +"
 				}
 				tools = append(tools, line)
+				if want := "sample::" + strings.TrimPrefix(tool.Name, "sample__"); tool.Qualified != want {
+					t.Errorf("got %s, want %s", tool.Qualified, want)
+				}
 				if tool.Chars < 50 || tool.Tokens < 10 || tool.Tokens > tool.Chars || tool.FocusTokens >= tool.Tokens {
 					t.Errorf("%+v", tool)
 				}

@@ -143,10 +143,11 @@ type ItemDecision struct {
 // A ToolStatus is a tool and the size of its definition.
 type ToolStatus struct {
 	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"`           // of the gateway
-	Server      string `json:"server,omitempty"`   // empty for tools of the gateway itself
-	Name        string `json:"name"`               // name that clients see
-	Original    string `json:"original,omitempty"` // the server's name, if it differs
+	Path        string `json:"mcp_path"`            // of the gateway
+	Server      string `json:"server,omitempty"`    // empty for tools of the gateway itself
+	Name        string `json:"name"`                // name that clients see
+	Qualified   string `json:"qualified,omitempty"` // <server>::<name>, also with another separator
+	Original    string `json:"original,omitempty"`  // the server's name, if it differs
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"` // beginning of the description
 	Chars       int    `json:"chars"`

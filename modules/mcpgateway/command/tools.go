@@ -40,9 +40,10 @@ client may do (allow, confirm or deny), and the rule that decides, or another re
 arguments" means that the decision depends on the arguments of the call. The last line has the
 counts.
 
-A pattern selects by name. * matches any characters; a pattern without * matches a part of the name.
-With several gateways, the first column is the name of the gateway, or its path. Servers that do not
-respond are listed on standard error; they do not change the exit status.
+A pattern selects by name, or by <server>::<name> whatever the separator is. * matches any
+characters; a pattern without * matches a part of the name. With several gateways, the first column
+is the name of the gateway, or its path. Servers that do not respond are listed on standard error;
+they do not change the exit status.
 
 It needs the admin API of the running Caddy.`,
 		Args: cobra.MaximumNArgs(1),
@@ -94,7 +95,9 @@ func selectBy(l *adminapi.ToolListing, pattern string) {
 		}
 		return mcp.MatchName(pattern, name)
 	}
-	l.Tools = slices.DeleteFunc(l.Tools, func(t adminapi.ToolStatus) bool { return !fits(t.Name) })
+	l.Tools = slices.DeleteFunc(l.Tools, func(t adminapi.ToolStatus) bool {
+		return !fits(t.Name) && !fits(t.Qualified)
+	})
 	l.Decisions = slices.DeleteFunc(l.Decisions, func(d adminapi.ItemDecision) bool {
 		return !fits(d.Name) && !fits(d.Shown) && !fits(d.Server+mcp.Separator+d.Name)
 	})
