@@ -45,14 +45,17 @@ func (p *providers) removeNone() (bool, error) {
 // parse parses an auth line.
 func (p *providers) parse(d *caddyfile.Dispenser) error {
 	line := d.Token()
-	if d.CountRemainingArgs() == 1 && d.NextArg() {
+	if d.NextArg() {
 		if d.Val() == noProvider {
+			if d.NextArg() {
+				return setting.Expected(d, "auth "+noProvider, "")
+			}
 			*p = append(*p, provider{name: noProvider, line: line})
 			return nil
 		}
 		d.Prev()
 	}
-	name, module, err := setting.Module(d, "http.handlers.mcp_gateway.auth", "provider")
+	name, module, err := setting.Module(d, "http.handlers.mcp_gateway.auth", "provider", noProvider)
 	if err != nil {
 		return err
 	}

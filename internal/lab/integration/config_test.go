@@ -234,7 +234,7 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 			gateway("auth none", "client c {\ntoken 0123456789abcdef0123456789abcdef\n}", "server a http://127.0.0.1"),
 			"auth none: another auth or a client token is configured"},
 		{"A30 auth none with an argument", gateway("auth none x", "server a http://127.0.0.1"),
-			`auth: unknown provider "none"`},
+			`auth none: expected "auth none"`},
 		{"A2 an empty name", gateway(`server "" http://127.0.0.1`),
 			`server: expected "server <name> [<url> | stdio <command> <args...>]"`},
 		{"A2 no name", gateway("server"), `server: expected "server <name> [<url> | stdio <command> <args...>]"`},

@@ -128,15 +128,19 @@ func Expected(d *caddyfile.Dispenser, name, arguments string) error {
 }
 
 // Module reads a line that names a module, such as "backend heuristic". kind is the word for
-// modules of the namespace in errors. The error for an unknown name lists them.
-func Module(d *caddyfile.Dispenser, namespace, kind string) (name string, module caddyfile.Unmarshaler, err error) {
+// modules of the namespace in errors. The error for an unknown name lists them, and the other names
+// that the caller accepts.
+func Module(
+	d *caddyfile.Dispenser, namespace, kind string, others ...string,
+) (name string, module caddyfile.Unmarshaler, err error) {
 	line := d.Val()
 	if !d.NextArg() {
 		return "", nil, Expected(d, line, "<"+kind+">")
 	}
 	name = d.Val()
 	if _, err := caddy.GetModule(namespace + "." + name); err != nil {
-		return "", nil, d.Errf("%s: unknown %s %q; expected %s", line, kind, name, oneOf(moduleNames(namespace)))
+		known := append(moduleNames(namespace), others...)
+		return "", nil, d.Errf("%s: unknown %s %q; expected %s", line, kind, name, oneOf(known))
 	}
 	module, err = caddyfile.UnmarshalModule(d, namespace+"."+name)
 	return name, module, err
