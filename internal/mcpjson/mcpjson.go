@@ -74,17 +74,17 @@ func (n *Note) String() string {
 	return strings.Join(n.Servers, ", ") + ": " + n.Text
 }
 
-// Parse reads a file. Comments and trailing commas are allowed. path is the absolute path of the
-// file: it is part of errors, and the base of relative paths and ${workspaceFolder}. home is the
+// Parse reads a file. Comments and trailing commas are allowed. name is the name of the file in
+// errors. path is its absolute path, the base of relative paths and ${workspaceFolder}. home is the
 // home folder of the user.
-func Parse(data []byte, path, home string) (*File, error) {
+func Parse(data []byte, name, path, home string) (*File, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
-	p := &parser{data: data, path: path, home: home, file: new(File), inputs: map[string]*string{}}
+	p := &parser{data: data, name: name, path: path, home: home, file: new(File), inputs: map[string]*string{}}
 	switch {
 	case len(data) > MaxSize:
-		return nil, fmt.Errorf("%s: the file has more than %d bytes", path, MaxSize)
+		return nil, fmt.Errorf("%s: the file has more than %d bytes", name, MaxSize)
 	case bytes.Count(data, []byte("["))+bytes.Count(data, []byte("{")) > maxBrackets:
-		return nil, fmt.Errorf("%s: the file has more than %d brackets", path, maxBrackets)
+		return nil, fmt.Errorf("%s: the file has more than %d brackets", name, maxBrackets)
 	}
 	root, err := hujson.Parse(data)
 	if err != nil {
@@ -99,6 +99,7 @@ func Parse(data []byte, path, home string) (*File, error) {
 // A parser reads one file.
 type parser struct {
 	data []byte
+	name string
 	path string
 	home string
 	file *File
@@ -119,7 +120,7 @@ func (p *parser) parse(root hujson.Value) error {
 		return err
 	}
 	if len(list.Members) > maxServers {
-		return fmt.Errorf("%s: the file has more than %d servers", p.path, maxServers)
+		return fmt.Errorf("%s: the file has more than %d servers", p.name, maxServers)
 	}
 	p.readInputs(object)
 	p.detectDialect(list)
@@ -276,17 +277,17 @@ func (p *parser) line(offset int) int {
 }
 
 func (p *parser) errorf(offset int, format string, args ...any) error {
-	return fmt.Errorf("%s:%d: %s", p.path, p.line(offset), fmt.Sprintf(format, args...))
+	return fmt.Errorf("%s:%d: %s", p.name, p.line(offset), fmt.Sprintf(format, args...))
 }
 
-// syntaxError returns an error of the JSON parser with the path and line first, like other errors.
+// syntaxError returns an error of the JSON parser with the name and line first, like other errors.
 func (p *parser) syntaxError(err error) error {
 	var line, column int
 	message := err.Error()
 	if n, _ := fmt.Sscanf(message, "hujson: line %d, column %d:", &line, &column); n == 2 {
 		_, message, _ = strings.Cut(message, fmt.Sprintf("column %d: ", column))
 	}
-	return fmt.Errorf("%s:%d: not JSON, at column %d: %s", p.path, line, column, Printable(message))
+	return fmt.Errorf("%s:%d: not JSON, at column %d: %s", p.name, line, column, Printable(message))
 }
 
 const maxPrintable = 200

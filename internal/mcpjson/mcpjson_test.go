@@ -13,7 +13,8 @@ import (
 // parsed reads a file of a project in /project. The home folder of its user is /home/ada.
 func parsed(t *testing.T, name, text string) (*File, error) {
 	t.Helper()
-	return Parse([]byte(text), filepath.Join("/project", name), "/home/ada")
+	path := filepath.Join("/project", name)
+	return Parse([]byte(text), path, path, "/home/ada")
 }
 
 // described returns servers and notes, one per line.
@@ -530,7 +531,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		file, err := Parse(data, "/project/mcp.json", "/home/ada")
+		file, err := Parse(data, "mcp.json", "/project/mcp.json", "/home/ada")
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\x1b\x00\n") {
 				t.Errorf("the error cannot be printed: %q", err)

@@ -41,24 +41,28 @@ func readServers(content []byte, path string) (servers []*Server, notes []string
 // A serversFile is a file of an MCP client.
 type serversFile struct {
 	*mcpjson.File
-	path string // absolute
+	name string // absolute path, or "standard input"
 }
 
 // parseServersFile parses a file of an MCP client. The path may be relative to the current
-// directory. It need not exist.
+// directory; - is standard input. The file need not exist.
 func parseServersFile(content []byte, path string) (*serversFile, error) {
-	path, err := filepath.Abs(path)
+	absolute, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
 	}
+	name := absolute
+	if path == "-" {
+		name = "standard input"
+	}
 	home, _ := os.UserHomeDir() // "" if it is unknown
-	file, err := mcpjson.Parse(content, path, home)
-	return &serversFile{file, path}, err
+	file, err := mcpjson.Parse(content, name, absolute, home)
+	return &serversFile{file, name}, err
 }
 
 // linePrefix returns the position of a line, as a prefix of messages.
 func (f *serversFile) linePrefix(line int) string {
-	return fmt.Sprintf("%s:%d: ", f.path, line)
+	return fmt.Sprintf("%s:%d: ", f.name, line)
 }
 
 // newServers returns the servers of the file. It adds notes on environment variables that are not
@@ -226,7 +230,7 @@ func newFileGateway(content []byte, path string) (h *Handler, warnings []caddyco
 	case err != nil:
 		return nil, nil, err
 	case path != "-":
-		h.ServersFrom = []string{escapePlaceholders.Replace(file.path)}
+		h.ServersFrom = []string{escapePlaceholders.Replace(file.name)}
 		return h, nil, nil
 	}
 	h.Servers = servers
@@ -257,10 +261,10 @@ func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfil
 	}
 	for _, s := range hidden {
 		notes = append(notes, fmt.Sprintf("%s: set %s to the value in the file: %s of %s",
-			file.path, s.Variable, s.Member, s.Server))
+			file.name, s.Variable, s.Member, s.Server))
 	}
 	if len(file.Servers) == 0 {
-		return "", notes, fmt.Errorf("%s: no servers to import", file.path)
+		return "", notes, fmt.Errorf("%s: no servers to import", file.name)
 	}
 	return caddyfile, notes, nil
 }
@@ -290,7 +294,7 @@ func (p *caddyfilePrinter) print() string {
 
 // comments prints the notes as comments.
 func (p *caddyfilePrinter) comments() {
-	p.comment("Servers of %s, by caddy mcp import.", filepath.Base(p.file.path))
+	p.comment("Servers of %s, by caddy mcp import.", filepath.Base(p.file.name))
 	if names := p.file.Variables(); len(names) > 0 {
 		p.comment("Set these environment variables: %s.", strings.Join(names, ", "))
 	}

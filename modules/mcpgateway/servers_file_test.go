@@ -248,6 +248,30 @@ func TestReadServersFails(t *testing.T) {
 	}
 }
 
+func TestStandardInputIsNamed(t *testing.T) {
+	for _, tt := range []struct{ name, text, err string }{
+		{"no list", `{}`, "standard input:1: no list of servers"},
+		{"invalid JSON", "{\n", "standard input:2: not JSON"},
+		{"an invalid URL", `{"mcpServers":{"a":{"url":"ftp://x"}}}`, "standard input:1: server a: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, importErr := ImportServers([]byte(tt.text), "-", "", false)
+			_, _, adaptErr := caddyconfig.GetAdapter("mcp").Adapt([]byte(tt.text), map[string]any{"filename": "-"})
+			for _, err := range []error{importErr, adaptErr} {
+				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
+					t.Errorf("got %v", err)
+				}
+			}
+		})
+	}
+	const empty = `{"mcpServers":{"a":{"command":"x","disabled":true}}}`
+	_, notes, err := ImportServers([]byte(empty), "-", "", false)
+	if err == nil || err.Error() != "standard input: no servers to import" || len(notes) != 1 ||
+		notes[0] != "standard input:1: a: left out, because the file disables it" {
+		t.Errorf("got %q, %v", notes, err)
+	}
+}
+
 func TestNotesOnUnsetVariables(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mcp.json")
 	servers, notes, err := readServers([]byte(`{"mcpServers":{
@@ -311,7 +335,7 @@ func checkImport(t *testing.T, arg, variable string) {
 	if err != nil {
 		t.Skip()
 	}
-	file, err := mcpjson.Parse(body, path, "/home/ada")
+	file, err := mcpjson.Parse(body, path, path, "/home/ada")
 	if err != nil || len(file.Servers) != 2 {
 		t.Skip() // another fuzz target covers invalid files
 	}

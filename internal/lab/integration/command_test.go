@@ -516,6 +516,10 @@ func TestImportCommand(t *testing.T) {
 		"env API_KEY s3cret\n") {
 		t.Errorf("%v: %s", err, out)
 	}
+	if got := runCommand(t, "{}", "import", "-"); got.status != 1 ||
+		!strings.HasPrefix(got.stderr, "Error: standard input:1: no list of servers") {
+		t.Errorf("got %+v", got)
+	}
 }
 
 // A client uses the servers of a file: through the imported Caddyfile, the config adapter, and

@@ -275,7 +275,7 @@ which the comments name. --secrets prints the secrets instead.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if args[0] == "-" {
-				return importServers(os.Stdout, os.Stderr, os.Stdin, "stdin", name, secrets)
+				return importServers(os.Stdout, os.Stderr, os.Stdin, args[0], name, secrets)
 			}
 			in, err := os.Open(args[0])
 			if err != nil {
