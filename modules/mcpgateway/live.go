@@ -57,16 +57,11 @@ const pollInterval = time.Second
 
 // open reads the files for the first time. A missing file is not an error: it may appear later.
 func (l *liveGateway) open() error {
-	for _, name := range l.shell.ServersFrom {
-		path, err := filePath(name)
-		if err != nil {
-			return fmt.Errorf("servers_from: %q: %w", name, err)
-		}
-		if slices.ContainsFunc(l.files, func(f *watchedFile) bool { return f.path == path }) {
-			return fmt.Errorf("servers_from: %s is given twice", path)
-		}
-		l.files = append(l.files, &watchedFile{path: path})
+	files, err := newWatchedFiles(l.shell.ServersFrom)
+	if err != nil {
+		return err
 	}
+	l.files = files
 	for _, f := range l.files {
 		f.read()
 		switch {
@@ -329,6 +324,21 @@ type watchedFile struct {
 	loaded   time.Time // when it loaded them
 }
 
+// newWatchedFiles returns the files of servers_from, not yet read.
+func newWatchedFiles(names []string) (files []*watchedFile, err error) {
+	for _, name := range names {
+		path, err := filePath(name)
+		if err != nil {
+			return nil, fmt.Errorf("servers_from: %q: %w", name, err)
+		}
+		if slices.ContainsFunc(files, func(f *watchedFile) bool { return f.path == path }) {
+			return nil, fmt.Errorf("servers_from: %s is given twice", path)
+		}
+		files = append(files, &watchedFile{path: path})
+	}
+	return files, nil
+}
+
 // read reads the file and reports whether its content has changed. If the content is invalid,
 // servers does not change.
 func (f *watchedFile) read() (changed bool) {
@@ -445,22 +455,23 @@ func parseServersFrom(names *[]string) setting.Line {
 }
 
 // AllServers returns the servers of the configuration and of the files in servers_from. Missing
-// files are skipped.
+// files are skipped. A duplicate server is an error.
 func (h *Handler) AllServers() ([]*Server, error) {
-	all := slices.Clip(h.Servers)
-	for _, name := range h.ServersFrom {
-		path, err := filePath(name)
-		if err != nil {
-			return nil, fmt.Errorf("servers_from: %q: %w", name, err)
-		}
-		file := &watchedFile{path: path}
-		file.read()
-		if file.err != nil && !errors.Is(file.err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("servers_from: %w", file.err)
-		}
-		all = append(all, file.servers...)
+	files, err := newWatchedFiles(h.ServersFrom)
+	if err != nil {
+		return nil, err
 	}
-	return all, nil
+	for _, f := range files {
+		f.read()
+		if f.err != nil && !errors.Is(f.err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("servers_from: %w", f.err)
+		}
+	}
+	all := &Handler{Servers: slices.Clip(h.Servers)}
+	if _, err := addServers(all, files); err != nil {
+		return nil, fmt.Errorf("servers_from: %w", err)
+	}
+	return all.Servers, nil
 }
 
 // statuses returns the state of the files.

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -34,6 +36,11 @@ const (
 )
 
 func TestStdioConfig(t *testing.T) { // A42
+	file := filepath.Join(t.TempDir(), "mcp.json")
+	if err := os.WriteFile(file, []byte(`{"mcpServers":{"third":{"url":"http://127.0.0.1:1"}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third := "mcp_gateway {\n server third http://127.0.0.1:2\n servers_from " + file + "\n}\n"
 	tests := []struct {
 		name            string
 		caddyfile       string
@@ -53,6 +60,7 @@ func TestStdioConfig(t *testing.T) { // A42
 		{"an unknown gateway", ":80 {\n" + gatewayOne + "}", "three", "", "",
 			`no mcp_gateway has the name "three"; the names are one`},
 		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third"; it has sample, second`},
+		{"a duplicate server in a file", ":80 {\n" + third + "}", "", "fourth", "", `servers_from: duplicate server "third"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
