@@ -621,3 +621,39 @@ func TestAwaitALoginAtAnotherReplica(t *testing.T) {
 		t.Error("Await did not report the login")
 	}
 }
+
+// The cookie of the browser lives as long as the latest ticket that it has opened.
+func TestCookieIsRenewed(t *testing.T) {
+	s := newSite(t, Config{Account: perClient})
+	open := func(known []*http.Cookie) []*http.Cookie {
+		r := httptest.NewRequest(http.MethodGet, s.pages.loginAddress(s.URL, "files", "alice"), nil)
+		for _, c := range known {
+			r.AddCookie(c)
+		}
+		w := httptest.NewRecorder()
+		s.pages.ServeHTTP(w, r)
+		return w.Result().Cookies()
+	}
+	first := open(nil)
+	second := open(first)
+	if len(first) != 1 || len(second) != 1 || second[0].Value != first[0].Value || second[0].MaxAge != first[0].MaxAge {
+		t.Errorf("got %v, then %v", first, second)
+	}
+}
+
+// Any stranger can send a body to the login page. Only that of a form is read, and it is short.
+func TestBodiesOfStrangers(t *testing.T) {
+	s := newSite(t, Config{Account: perClient})
+	for method, most := range map[string]int{http.MethodGet: 0, http.MethodPost: 2 * maxForm} {
+		const size = 1 << 20
+		body := strings.NewReader("--x\r\nContent-Disposition: form-data; name=a; filename=a\r\n\r\n" +
+			strings.Repeat("x", size))
+		r := httptest.NewRequest(method, s.URL+s.pages.Path+loginPath, io.NopCloser(body))
+		r.Header.Set("Content-Type", "multipart/form-data; boundary=x")
+		w := httptest.NewRecorder()
+		s.pages.ServeHTTP(w, r)
+		if read := size - body.Len(); w.Code != http.StatusBadRequest || read > most {
+			t.Errorf("%s: status %d, %d bytes read, want %d at most", method, w.Code, read, most)
+		}
+	}
+}

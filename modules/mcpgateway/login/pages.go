@@ -11,12 +11,14 @@ import (
 	"fmt"
 	"html/template"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
@@ -237,16 +239,15 @@ func (p *Pages) browserCookie(r *http.Request) *http.Cookie {
 	return c
 }
 
-// ticketOf returns the ticket of a request and its login.
-func (p *Pages) ticketOf(r *http.Request) (sealed string, t ticket, l *Login, _ error) {
-	sealed = r.FormValue("ticket")
+// openTicket returns the ticket of a request and its login.
+func (p *Pages) openTicket(r *http.Request, sealed string) (t ticket, l *Login, _ error) {
 	if !p.unseal("ticket", sealed, &t) || time.Now().After(t.Expires) {
-		return "", t, nil, &refusal{http.StatusBadRequest, "This address is invalid or has expired. Request a new one."}
+		return t, nil, &refusal{http.StatusBadRequest, "This address is invalid or has expired. Request a new one."}
 	}
 	if l = p.logins[t.Server]; l == nil {
-		return "", t, nil, &refusal{http.StatusNotFound, "The gateway no longer has the server " + t.Server + "."}
+		return t, nil, &refusal{http.StatusNotFound, "The gateway no longer has the server " + t.Server + "."}
 	}
-	return sealed, t, l, p.checkUser(r, t)
+	return t, l, p.checkUser(r, t)
 }
 
 // checkUser refuses a user other than the client that started the login.
@@ -259,15 +260,17 @@ func (p *Pages) checkUser(r *http.Request, t ticket) error {
 
 // showLogin shows the login page.
 func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
-	sealed, t, l, err := p.ticketOf(r)
+	sealed := r.URL.Query().Get("ticket")
+	t, l, err := p.openTicket(r, sealed)
 	if err != nil {
 		return err
 	}
 	cookie := p.browserCookie(r)
-	if _, err := r.Cookie(cookie.Name); err != nil {
-		cookie.Value = rand.Text()
-		http.SetCookie(w, cookie)
+	cookie.Value = rand.Text()
+	if known, err := r.Cookie(cookie.Name); err == nil { // another login of this browser may be in progress
+		cookie.Value = known.Value
 	}
+	http.SetCookie(w, cookie)
 	text := fmt.Sprintf("The MCP gateway at %s logs in to the server %q, at %s.", p.Base(r), t.Server, l.resource)
 	if t.Account == "" {
 		text += " All clients of the gateway will use this login."
@@ -279,14 +282,21 @@ func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// maxForm is the maximum size of the form of the login page.
+const maxForm = 64 << 10
+
 // beginLogin redirects the browser to the authorization server.
 func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 	origin := r.Header.Get("Origin")
 	if origin != "" && origin != p.Base(r) || r.Header.Get("Sec-Fetch-Site") == "cross-site" {
 		return &refusal{http.StatusForbidden, "A page of another site sent this request."}
 	}
-	r.Body = http.MaxBytesReader(w, r.Body, 64<<10)
-	_, t, l, err := p.ticketOf(r)
+	form, err := httpbody.ReadWithin(r, maxForm, httpbody.Pace)
+	if err != nil {
+		return &refusal{http.StatusBadRequest, "The form could not be read."}
+	}
+	values, _ := url.ParseQuery(string(form)) // without the ticket, it is refused
+	t, l, err := p.openTicket(r, values.Get("ticket"))
 	if err != nil {
 		return err
 	}
