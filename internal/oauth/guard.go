@@ -199,7 +199,7 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	}
 	defer func() { _ = response.Body.Close() }()
 	switch {
-	case response.StatusCode >= 400 && response.StatusCode < 500:
+	case response.StatusCode >= 400 && response.StatusCode < 500 && !isBusy(response.StatusCode):
 		_ = json.NewDecoder(response.Body).Decode(into) // may be an OAuth error
 		return false, nil
 	case response.StatusCode < 200 || response.StatusCode > 299:
@@ -216,6 +216,11 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 		return false, fmt.Errorf("%s: the response is not the expected JSON", request.URL.Host)
 	}
 	return true, nil
+}
+
+// isBusy reports whether a 4xx status says that a later request may succeed.
+func isBusy(status int) bool {
+	return status == http.StatusRequestTimeout || status == http.StatusTooEarly || status == http.StatusTooManyRequests
 }
 
 // hideURL replaces the URL in an error of the client by the host, because a redirect may have put

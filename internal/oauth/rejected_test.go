@@ -493,3 +493,27 @@ func FuzzChallenges(f *testing.F) {
 		}
 	})
 }
+
+// A server that is busy has not moved to another authorization server: the login stays.
+func TestBusyMetadataKeepTheLogin(t *testing.T) {
+	for _, status := range []int{http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests} {
+		w := newWorld(t)
+		a := w.loggedIn()
+		first, busy := w.token(a), true
+		w.resource.page("/.well-known/oauth-protected-resource/mcp", func(rw http.ResponseWriter, _ *http.Request) {
+			if busy {
+				rw.WriteHeader(status)
+				return
+			}
+			writeJSON(rw, http.StatusOK, w.prm)
+		})
+		if _, err := w.refuse(a, first, "Bearer"); errors.Is(err, ErrLoginRequired) {
+			t.Errorf("%d: %v", status, err)
+		}
+		busy = false
+		w.wait(retryTime)
+		if token, err := w.refuse(a, first, "Bearer"); err != nil || token != w.current() || token == "" {
+			t.Errorf("%d, afterwards: token %q, error %v", status, token, err)
+		}
+	}
+}

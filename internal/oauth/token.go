@@ -273,7 +273,7 @@ func tokenError(host string, err error, secret string, params url.Values) error 
 	var pairs []string
 	for _, value := range []string{
 		secret, params.Get("code"), params.Get("code_verifier"), params.Get("refresh_token"),
-		params.Get("subject_token"), params.Get("client_assertion"), params.Get("token"),
+		params.Get("subject_token"), params.Get("client_assertion"), params.Get("assertion"), params.Get("token"),
 	} {
 		if value != "" {
 			pairs = append(pairs, value, "…")
@@ -377,7 +377,10 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 	switch now := s.now(); {
 	case l.fresh(now):
 		return l.AccessToken, nil
-	case failure != nil && now.Before(retryAt):
+	case failure == nil || !now.Before(retryAt):
+	case l.usable(now):
+		return l.AccessToken, nil
+	default:
 		return "", failure // of the call that held the lock before
 	}
 	if target == nil {
@@ -392,7 +395,10 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 	if err == nil || ctx.Err() == nil {
 		entry.failure, entry.retryAt = err, s.now().Add(retryTime)
 	}
-	if err != nil {
+	switch {
+	case err != nil && entry.login.usable(s.now()):
+		return entry.login.AccessToken, nil
+	case err != nil:
 		return "", err
 	}
 	entry.login = l

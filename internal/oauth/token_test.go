@@ -514,3 +514,39 @@ func TestExchangeFollowsTheResourceToAnotherIssuer(t *testing.T) {
 		t.Errorf("token %q, error %v", token, err)
 	}
 }
+
+// An authorization server may repeat the request in its error.
+func TestAssertionsAreNotInErrors(t *testing.T) {
+	w := newWorld(t)
+	w.config.Grant, w.config.ClientID = ClientCredentials, "me"
+	const assertion = "eyJhbGciOiJIUzI1NiJ9.c2VjcmV0.YXNzZXJ0aW9u"
+	w.config.Assertion = func() (string, error) { return assertion, nil }
+	w.issuer.fail = func(url.Values) (int, string) { return 400, "invalid_grant" }
+	a := w.server().Account("")
+	if _, err := w.refuse(a, "", "Bearer"); err == nil || strings.Contains(err.Error(), assertion) {
+		t.Errorf("got %v", err)
+	}
+	if err := a.Status(t.Context()).Err; err == nil || strings.Contains(err.Error(), assertion) {
+		t.Errorf("status: %v", err)
+	}
+}
+
+// If the authorization server fails, an exchanged token stays in use while it is valid.
+func TestExchangedTokenStaysInUse(t *testing.T) {
+	w, a := newExchange(t)
+	first, err := a.Exchange(t.Context(), "token-of-ann")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.issuer.change(func() { w.issuer.fail = func(url.Values) (int, string) { return 503, "" } })
+	w.wait(3580 * time.Second) // valid for another 20 s
+	for range 2 {
+		if token, err := a.Exchange(t.Context(), "token-of-ann"); token != first || err != nil {
+			t.Errorf("token %q, error %v, want %q", token, err, first)
+		}
+	}
+	w.wait(30 * time.Second)
+	if token, err := a.Exchange(t.Context(), "token-of-ann"); err == nil {
+		t.Errorf("got the expired token %q", token)
+	}
+}
