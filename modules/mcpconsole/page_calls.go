@@ -1,7 +1,6 @@
 package mcpconsole
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/url"
 	"regexp"
@@ -232,11 +231,43 @@ func (c *callView) OriginalURL(handle string) string {
 	return ""
 }
 
-// indented returns indented JSON, cut to shownChars.
+// indented returns indented JSON, cut to shownChars. Unlike json.Indent, it stops there: where JSON
+// is deeply nested, its indentation is a thousand times as long.
 func indented(value json.RawMessage) string {
-	var b bytes.Buffer
-	if json.Indent(&b, value, "", "  ") != nil {
-		b.Write(value)
+	if !json.Valid(value) {
+		return cut(string(value), shownChars)
+	}
+	var b strings.Builder
+	depth, last, quoted := 0, byte(0), false // last is the last byte outside strings
+	for i := 0; i < len(value) && b.Len() <= utf8.UTFMax*shownChars; i++ {
+		c := value[i]
+		if quoted {
+			b.WriteByte(c)
+			if c == '\\' {
+				i++
+				b.WriteByte(value[i])
+			}
+			quoted = c != '"'
+			continue
+		}
+		if strings.IndexByte(" \t\r\n", c) >= 0 {
+			continue
+		}
+		opened, closes := last == '{' || last == '[', c == '}' || c == ']'
+		if opened {
+			depth++
+		}
+		if closes {
+			depth--
+		}
+		if opened != closes || last == ',' {
+			b.WriteString("\n" + strings.Repeat("  ", depth))
+		}
+		b.WriteByte(c)
+		if c == ':' {
+			b.WriteByte(' ')
+		}
+		last, quoted = c, c == '"'
 	}
 	return cut(b.String(), shownChars)
 }

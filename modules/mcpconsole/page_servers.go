@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/aryann/difflib"
 	"github.com/dustin/go-humanize"
@@ -303,13 +304,15 @@ func (l diffLine) Class() string {
 const diffBudget = 1_000_000
 
 // diffJSON compares two JSON values line by line. It subtracts the cost from budget, and returns
-// nil if budget is too small.
+// nil if budget is too small, or if a value is cut, because the cut may hide the change.
 func diffJSON(before, after json.RawMessage, budget *int) (diff []diffLine) {
-	a, b := strings.Split(visible(indented(before)), "\n"), strings.Split(visible(indented(after)), "\n")
-	if len(a)*len(b) > *budget {
+	old, latest := indented(before), indented(after)
+	cost := (strings.Count(old, "\n") + 1) * (strings.Count(latest, "\n") + 1)
+	if cost > *budget || max(utf8.RuneCountInString(old), utf8.RuneCountInString(latest)) > shownChars {
 		return nil
 	}
-	*budget -= len(a) * len(b)
+	*budget -= cost
+	a, b := strings.Split(visible(old), "\n"), strings.Split(visible(latest), "\n")
 	for _, line := range difflib.Diff(a, b) {
 		diff = append(diff, diffLine{line.Delta.String(), line.Payload})
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -775,6 +776,33 @@ func FuzzGaps(f *testing.F) {
 	})
 }
 
+// The result is that of json.Indent, but costs no more memory than what is shown of it.
+func TestIndented(t *testing.T) {
+	deep := strings.Repeat("[", 980) + strings.Repeat("1,", 10_000) + "1" + strings.Repeat("]", 980)
+	for _, value := range []string{
+		`{"a":[1,-2.5e3,{"b":null}],"c":{},"d":[],"":[[]]}`, `7`, `[]`, `"x"`,
+		" { \"a\" :\t[ 1 ,\r\n[ ] ] , \"b\":{ } }",
+		`["{[,:\"]}\\", " \u00e9é\\\"", ":"]`, `{"a":1`, `<b>`, ``, deep,
+		`"` + strings.Repeat("é", shownChars-2) + `"`, `"` + strings.Repeat("\U0001f600", shownChars-1) + `"`,
+		`["` + strings.Repeat(`\"`, 3*shownChars) + `"]`, "[" + strings.Repeat("\xff", 2*shownChars),
+	} {
+		var b bytes.Buffer
+		if json.Indent(&b, []byte(value), "", "  ") != nil {
+			b.WriteString(value)
+		}
+		if got, want := indented(json.RawMessage(value)), cut(b.String(), shownChars); got != want {
+			t.Errorf("%.80s: got\n%.400s\nwant\n%.400s", value, got, want)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	indented(json.RawMessage(deep))
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 8<<20 { // json.Indent takes 150 MB
+		t.Errorf("%d bytes of JSON take %d bytes of memory", len(deep), got)
+	}
+}
+
 func TestDiffJSON(t *testing.T) {
 	for _, tt := range []struct{ name, before, after, want string }{
 		{"a description", `{"name":"x","description":"old"}`, `{"name":"x","description":"new"}`,
@@ -806,5 +834,14 @@ func TestDiffOfManyLines(t *testing.T) {
 	}
 	if diff := diffJSON(json.RawMessage(`1`), json.RawMessage(`2`), &room); len(diff) != 2 {
 		t.Errorf("a short diff has %d lines with a budget of %d, want 2", len(diff), room)
+	}
+}
+
+// A diff of the shown parts would hide a change behind them.
+func TestDiffBehindTheCut(t *testing.T) {
+	same, room := strings.Repeat("a", shownChars), diffBudget
+	before, after := json.RawMessage(`["`+same+`",1]`), json.RawMessage(`["`+same+`",2]`)
+	if diff := diffJSON(before, after, &room); diff != nil || room != diffBudget {
+		t.Errorf("%d lines, %d of the budget left", len(diff), room)
 	}
 }
