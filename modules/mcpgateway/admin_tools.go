@@ -185,12 +185,7 @@ func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) 
 	}
 	for _, name := range memberNames(tool.InputSchema.Properties) {
 		node := schema.properties[name]
-		argument := ToolArgument{Name: name, Required: required[name]}
-		for _, t := range schema.types(&node, 0) {
-			if !slices.Contains(argument.Types, t) {
-				argument.Types = append(argument.Types, t)
-			}
-		}
+		argument := ToolArgument{Name: name, Types: schema.types(&node), Required: required[name]}
 		var said struct {
 			Description string            `json:"description"`
 			Default     json.RawMessage   `json:"default"`
@@ -231,6 +226,7 @@ type toolSchema struct {
 	open       bool // arguments other than properties are allowed
 	properties map[string]schemaNode
 	root       schemaNode
+	budget     int // left of schemaBudget
 }
 
 // A schemaNode is the part of a JSON schema that determines types.
@@ -256,7 +252,7 @@ func readToolSchema(definition []byte) (s toolSchema) {
 	if json.Unmarshal(definition, &tool) != nil || json.Unmarshal(tool.InputSchema, &s.root) != nil {
 		return toolSchema{}
 	}
-	s.known, s.properties = true, map[string]schemaNode{}
+	s.known, s.properties, s.budget = true, map[string]schemaNode{}, schemaBudget
 	s.open = len(s.root.Patterns) > 0 || len(s.root.Additional) > 0 && string(s.root.Additional) != "false" ||
 		len(s.root.Properties) == 0 && len(s.root.Additional) == 0
 	for name, raw := range s.root.Properties {
@@ -273,7 +269,7 @@ func (s *toolSchema) argument(name, text string) (json.RawMessage, error) {
 	if s.known && !has && !s.open {
 		return nil, s.unknownArgumentError(name)
 	}
-	types := s.types(&node, 0)
+	types := s.types(&node)
 	if len(types) == 0 || slices.Contains(types, "string") {
 		return json.Marshal(text)
 	}
@@ -297,28 +293,42 @@ func (s *toolSchema) unknownArgumentError(name string) error {
 	return fmt.Errorf("unknown argument %q; the tool has: %s", name, strings.Join(names, ", "))
 }
 
-// maxSchemaDepth limits how deep nested schemas are searched for types.
-const maxSchemaDepth = 8
+// schemaBudget bounds the search for types in the schema of a tool, because references may repeat
+// any part of the schema. Each schema in it costs 1 plus the bytes of its own types.
+const schemaBudget = 50_000
 
-// types returns the types that a schema allows; none for any.
-func (s *toolSchema) types(node *schemaNode, depth int) (types []string) {
-	if depth > maxSchemaDepth {
-		return nil
-	}
-	var one string
-	if json.Unmarshal(node.Type, &one) == nil && one != "" {
-		types = append(types, one)
-	} else {
-		_ = json.Unmarshal(node.Type, &types) // the type is optional
-	}
-	if named, ok := s.definition(node.Ref); ok {
-		types = append(types, s.types(&named, depth+1)...)
-	}
-	for _, nodes := range [][]schemaNode{node.AnyOf, node.OneOf, node.AllOf} {
-		for i := range nodes {
-			types = append(types, s.types(&nodes[i], depth+1)...)
+// types returns the types that a schema allows, each once; none for any. It subtracts the cost from
+// the budget, and ends when that is used up.
+func (s *toolSchema) types(node *schemaNode) (types []string) {
+	resolved := map[string]bool{}
+	var search func(*schemaNode)
+	search = func(node *schemaNode) {
+		if s.budget -= 1 + len(node.Type); s.budget < 0 {
+			return
+		}
+		var one string
+		var names []string
+		if json.Unmarshal(node.Type, &one) == nil && one != "" {
+			names = []string{one}
+		} else {
+			_ = json.Unmarshal(node.Type, &names) // the type is optional
+		}
+		for _, name := range names {
+			if !slices.Contains(types, name) {
+				types = append(types, name)
+			}
+		}
+		if named, ok := s.definition(node.Ref); ok && !resolved[node.Ref] {
+			resolved[node.Ref] = true
+			search(&named)
+		}
+		for _, nodes := range [][]schemaNode{node.AnyOf, node.OneOf, node.AllOf} {
+			for i := range nodes {
+				search(&nodes[i])
+			}
 		}
 	}
+	search(node)
 	return types
 }
 

@@ -529,6 +529,23 @@ func TestToolSchema(t *testing.T) {
 	}
 }
 
+// A server determines the schemas of its tools, so a small schema must not keep the gateway busy.
+func TestSearchForTypesIsBounded(t *testing.T) {
+	loops := readToolSchema([]byte(`{"inputSchema":{"properties":{"p":{"$ref":"#/$defs/a"}},"$defs":{"a":{` +
+		`"type":"integer","anyOf":[{"$ref":"#/$defs/a"}` + strings.Repeat(`,{"$ref":"#/$defs/a"}`, 9) + `]}}}}`))
+	if _, err := loops.argument("p", "x"); err == nil || err.Error() != `p: "x" is not of type integer` {
+		t.Errorf("a schema that refers to itself: %.200v", err)
+	}
+	shared := readToolSchema([]byte(`{"inputSchema":{"properties":{"p":{"$ref":"#/$defs/a"}},"$defs":{"a":{` +
+		`"anyOf":[{"type":"integer"}` + strings.Repeat(`,{}`, schemaBudget/2) + `]}}}}`))
+	node := shared.properties["p"]
+	for i, want := range [][]string{{"integer"}, {"integer"}, nil} {
+		if got := shared.types(&node); !slices.Equal(got, want) {
+			t.Errorf("search %d in a long schema: got %q, want %q", i, got, want)
+		}
+	}
+}
+
 // Both results come from one call, because a tool may have effects.
 func TestAdminCallBoth(t *testing.T) {
 	const tool = `{"name":"x","inputSchema":{"type":"object"}}`
