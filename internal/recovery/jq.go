@@ -24,8 +24,10 @@ import (
 //     The remaining steps take roughly linear time in the size of their values.
 //   - Each expression that makes or collects values is piped to a function of this package.
 //     That function subtracts the size of the value from the allowance, and ends the query
-//     when the allowance is used up. Shared parts count as often as they occur. So the input
-//     and output of a step are never larger than a small multiple of the allowance.
+//     when the allowance is used up. Shared parts count as often as they occur. Steps whose
+//     output can be much larger than their input (split, fromjson) are checked before they
+//     run, and text is counted before it is escaped. So the input and output of a step are
+//     never larger than a small multiple of the allowance.
 //   - The few functions that take quadratic time accept only a small second operand.
 
 // allowance is the total size in bytes of all values that a query may make.
@@ -37,6 +39,7 @@ const (
 	sizeOfString = 16
 	sizeOfObject = 300 // with a few members
 	sizeOfMember = 40
+	sizeOfPiece  = 48 // an item of an array, while split makes it
 )
 
 // maxOperand is the approximate limit, in characters or items, of an operand of operations
@@ -55,6 +58,8 @@ const (
 	passesParts                      // returns parts of its input, and is allowed in a path
 	collectsValues                   // makes a value from all values of its argument
 	comparesParts                    // makes a value, and reads its whole argument for each part of its input
+	makesText                        // makes a string, in which escapes can be six times as long
+	readsPart                        // getpath, nth
 	deletesPaths                     // del
 	reimplemented                    // replaced by a function of this package
 )
@@ -66,14 +71,15 @@ var jqFunctions = func() map[string]jqFunction {
 		makesValue: `abs/0 add/0 all/0 all/1 all/2 any/0 any/1 any/2 ascii_downcase/0 ascii_upcase/0 ceil/0 endswith/1
 			flatten/0 flatten/1 floor/0 from_entries/0 fromdate/0 has/1 in/1 IN/1 IN/2 isempty/1 keys/0
 			length/0 ltrimstr/1 max/0 min/0 not/0 path/1 paths/0 paths/1 range/1 range/2 range/3 reverse/0 round/0
-			rtrimstr/1 sort/0 split/1 startswith/1 to_entries/0 toboolean/0 todate/0 tojson/0 tostring/0
-			trim/0 type/0 unique/0 utf8bytelength/0`,
-		passesParts: `arrays/0 booleans/0 empty/0 error/0 error/1 first/0 first/1 getpath/1 iterables/0 last/0 last/1
-			limit/2 nth/1 nth/2 nulls/0 numbers/0 objects/0 recurse/0 scalars/0 select/1 skip/2 strings/0 values/0`,
+			rtrimstr/1 sort/0 startswith/1 to_entries/0 toboolean/0 todate/0 trim/0 type/0 unique/0 utf8bytelength/0`,
+		passesParts: `arrays/0 booleans/0 empty/0 error/0 error/1 first/0 first/1 iterables/0 last/0 last/1
+			limit/2 nth/2 nulls/0 numbers/0 objects/0 recurse/0 scalars/0 select/1 skip/2 strings/0 values/0`,
 		collectsValues: `add/1 group_by/1 map/1 map_values/1 max_by/1 min_by/1 sort_by/1 unique_by/1 with_entries/1`,
 		comparesParts:  `contains/1 join/1`,
+		makesText:      `tojson/0 tostring/0`,
+		readsPart:      `getpath/1 nth/1`,
 		deletesPaths:   `del/1`,
-		reimplemented:  `fromjson/0 test/1 test/2 tonumber/0`,
+		reimplemented:  `fromjson/0 split/1 test/1 test/2 tonumber/0`,
 	} {
 		for name := range strings.FieldsSeq(names) {
 			all[name] = kind
@@ -85,10 +91,13 @@ var jqFunctions = func() map[string]jqFunction {
 // Names of functions of this package in rewritten queries. Clients cannot call them.
 const (
 	internalPrefix = "_internal_"
-	countAll       = internalPrefix + "count_all"  // subtracts a whole value from the allowance
-	countOne       = internalPrefix + "count_one"  // subtracts a value without its parts, which count elsewhere
-	notLarge       = internalPrefix + "not_large"  // rejects an operand larger than maxOperand
-	notString      = internalPrefix + "not_string" // rejects a string, which "*" would repeat
+	countAll       = internalPrefix + "count_all"   // subtracts a whole value from the allowance
+	countOne       = internalPrefix + "count_one"   // subtracts a value without its parts, which count elsewhere
+	notLarge       = internalPrefix + "not_large"   // rejects an operand larger than maxOperand
+	notString      = internalPrefix + "not_string"  // rejects a string, which "*" would repeat
+	smallIndex     = internalPrefix + "small_index" // rejects a large array, for which an index would search
+	smallPath      = internalPrefix + "small_path"  // does so for each index of a path
+	dividend       = internalPrefix + "dividend"    // rejects a string that "/" would split into too many pieces
 )
 
 // errAllowance ends a query that has used up its allowance.
@@ -127,10 +136,14 @@ func (j *jq) compile(text string) (*gojq.Code, error) {
 	return gojq.Compile(pipeTo(query, countAll),
 		gojq.WithFunction(countAll, 0, 0, j.countAll),
 		gojq.WithFunction(countOne, 0, 0, j.countOne),
-		gojq.WithFunction(notLarge, 0, 0, func(v any, _ []any) any {
-			const most = maxOperand * sizeOfValue
-			if text, ok := v.(string); ok && len(text) > maxOperand || sizeOf(v, most) > most {
-				return fmt.Errorf("an operand is too large: the limit is about %d characters or items", maxOperand)
+		gojq.WithFunction(notLarge, 0, 0, checkOperand),
+		gojq.WithFunction(smallIndex, 0, 0, checkIndex),
+		gojq.WithFunction(smallPath, 0, 0, func(v any, _ []any) any {
+			path, _ := v.([]any)
+			for _, index := range path {
+				if err, failed := checkIndex(index, nil).(error); failed {
+					return err
+				}
 			}
 			return v
 		}),
@@ -141,7 +154,15 @@ func (j *jq) compile(text string) (*gojq.Code, error) {
 			return v
 		}),
 		gojq.WithFunction(internalPrefix+"test", 1, 2, j.test),
-		gojq.WithFunction(internalPrefix+"fromjson", 0, 0, fromJSON),
+		gojq.WithFunction(dividend, 1, 1, func(v any, args []any) any {
+			text, isText := v.(string)
+			if separator, ok := args[0].(string); ok && isText && !j.canSplit(text, separator) {
+				return j.stop()
+			}
+			return v
+		}),
+		gojq.WithFunction(internalPrefix+"split", 1, 1, j.split),
+		gojq.WithFunction(internalPrefix+"fromjson", 0, 0, j.fromJSON),
 		gojq.WithFunction(internalPrefix+"tonumber", 0, 0, toNumber),
 	)
 }
@@ -160,10 +181,13 @@ func funcCall(name string, args ...*gojq.Query) *gojq.Query {
 	return &gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeFunc, Func: &gojq.Func{Name: name, Args: args}}}
 }
 
-// pipeTo returns the query "q | name".
-func pipeTo(q *gojq.Query, name string) *gojq.Query {
-	return &gojq.Query{Left: q, Op: gojq.OpPipe, Right: funcCall(name)}
+// pipe returns the query "left | right".
+func pipe(left, right *gojq.Query) *gojq.Query {
+	return &gojq.Query{Left: left, Op: gojq.OpPipe, Right: right}
 }
+
+// pipeTo returns the query "q | name".
+func pipeTo(q *gojq.Query, name string) *gojq.Query { return pipe(q, funcCall(name)) }
 
 // rewriteQuery rewrites a query in place. It returns an error if the query is not allowed.
 func (j *jq) rewriteQuery(q *gojq.Query) error {
@@ -187,7 +211,15 @@ func (j *jq) rewriteQuery(q *gojq.Query) error {
 		q.Left, q.Right = pipeTo(q.Left, notString), pipeTo(q.Right, notString)
 	case gojq.OpSub:
 		q.Right = pipeTo(q.Right, notLarge)
-	case gojq.OpAdd, gojq.OpDiv:
+	case gojq.OpDiv: // $right as $separator | $left / $separator, in the order of jq
+		const separator = "$" + internalPrefix + "separator"
+		left := pipe(q.Left, funcCall(dividend, funcCall(separator)))
+		division := &gojq.Query{Left: left, Op: gojq.OpDiv, Right: funcCall(separator)}
+		*q = gojq.Query{
+			Left: q.Right, Op: gojq.OpPipe, Right: division,
+			Patterns: []*gojq.Pattern{{Name: separator}},
+		}
+	case gojq.OpAdd:
 	default:
 		return nil
 	}
@@ -199,15 +231,17 @@ func (j *jq) rewriteQuery(q *gojq.Query) error {
 // rewriteTerm rewrites a term in place. It returns an error if the term is not allowed.
 func (j *jq) rewriteTerm(t *gojq.Term) (err error) {
 	makesNew := false // whether the term makes a value
+	escapes := false  // whether the term makes text of its whole input
 	switch t.Type {
 	case gojq.TermTypeFunc:
+		escapes = jqFunctions[nameOf(t.Func)] == makesText
 		makesNew, err = j.rewriteCall(t.Func)
 	case gojq.TermTypeIndex:
 		err = j.rewriteIndex(t.Index)
 	case gojq.TermTypeObject:
 		makesNew = true
 		for _, member := range t.Object.KeyVals {
-			err = errors.Join(err, j.rewriteString(member.KeyString),
+			err = errors.Join(err, j.rewriteString(member.KeyString, asText),
 				j.rewriteQuery(member.KeyQuery), j.rewriteQuery(member.Val))
 		}
 	case gojq.TermTypeArray:
@@ -219,8 +253,16 @@ func (j *jq) rewriteTerm(t *gojq.Term) (err error) {
 	case gojq.TermTypeUnary:
 		err = j.rewriteTerm(t.Unary.Term)
 	case gojq.TermTypeFormat, gojq.TermTypeString:
-		makesNew = t.Type == gojq.TermTypeFormat || len(t.Str.Queries) > 0
-		err = j.rewriteString(t.Str)
+		escapes = t.Str == nil
+		makesNew = escapes || len(t.Str.Queries) > 0
+		format := asText
+		if t.Type == gojq.TermTypeFormat {
+			format = t.Format
+		}
+		if t.Str != nil {
+			t.Type = gojq.TermTypeString // its parts are formatted
+		}
+		err = j.rewriteString(t.Str, format)
 	case gojq.TermTypeIf:
 		err = errors.Join(j.rewriteQuery(t.If.Cond), j.rewriteQuery(t.If.Then), j.rewriteQuery(t.If.Else))
 		for _, elif := range t.If.Elif {
@@ -247,14 +289,21 @@ func (j *jq) rewriteTerm(t *gojq.Term) (err error) {
 	if err == nil && makesNew {
 		inner := *t
 		inner.SuffixList = nil
+		made := &gojq.Query{Term: &inner}
+		if escapes {
+			made = pipe(funcCall(countAll), made)
+		}
 		*t = gojq.Term{
 			Type:       gojq.TermTypeQuery,
-			Query:      pipeTo(&gojq.Query{Term: &inner}, countAll),
+			Query:      pipeTo(made, countAll),
 			SuffixList: t.SuffixList,
 		}
 	}
 	return err
 }
+
+// nameOf returns the name of a function in jqFunctions.
+func nameOf(f *gojq.Func) string { return fmt.Sprintf("%s/%d", f.Name, len(f.Args)) }
 
 // rewriteCall rewrites a function call in place. It reports whether the call makes a value.
 func (j *jq) rewriteCall(f *gojq.Func) (makesNew bool, err error) {
@@ -264,7 +313,7 @@ func (j *jq) rewriteCall(f *gojq.Func) (makesNew bool, err error) {
 		}
 		return false, nil // variable
 	}
-	name := fmt.Sprintf("%s/%d", f.Name, len(f.Args))
+	name := nameOf(f)
 	kind, known := jqFunctions[name]
 	if !known {
 		j.unknown = append(j.unknown, shortQuote(name))
@@ -282,6 +331,13 @@ func (j *jq) rewriteCall(f *gojq.Func) (makesNew bool, err error) {
 		f.Args[0] = pipeTo(f.Args[0], countOne)
 	case comparesParts:
 		f.Args[0] = pipeTo(f.Args[0], notLarge)
+	case readsPart:
+		check := smallIndex
+		if f.Name == "getpath" {
+			check = smallPath
+		}
+		f.Args[0] = pipeTo(f.Args[0], check)
+		return false, nil
 	case deletesPaths: // as jq defines del, with a limit on the number of paths
 		paths := &gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeArray, Array: &gojq.Array{
 			Query: pipeTo(funcCall("path", f.Args[0]), countAll),
@@ -306,20 +362,25 @@ func (j *jq) rewriteIndex(x *gojq.Index) error {
 		if err := j.rewriteQuery(*q); err != nil {
 			return err
 		}
-		*q = pipeTo(*q, countOne)
+		*q = pipeTo(pipeTo(*q, countOne), smallIndex)
 	}
-	return j.rewriteString(x.Str)
+	return j.rewriteString(x.Str, asText)
 }
 
-// rewriteString rewrites the expressions inserted into a string.
-func (j *jq) rewriteString(s *gojq.String) (err error) {
+// asText is the format of expressions in strings without a format.
+const asText = "@text"
+
+// rewriteString rewrites the expressions inserted into a string. It formats each, to count its text
+// before the parts are joined.
+func (j *jq) rewriteString(s *gojq.String, format string) (err error) {
 	if s == nil {
 		return nil
 	}
 	for _, part := range s.Queries {
 		if part.Term.Type == gojq.TermTypeQuery { // otherwise literal text
 			err = errors.Join(err, j.rewriteQuery(part.Term.Query))
-			part.Term.Query = pipeTo(part.Term.Query, countAll)
+			formatted := &gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeFormat, Format: format}}
+			part.Term.Query = pipeTo(pipe(pipeTo(part.Term.Query, countAll), formatted), countAll)
 		}
 	}
 	return err
@@ -330,7 +391,10 @@ func (j *jq) rewritePatterns(patterns []*gojq.Pattern) (err error) {
 	for _, p := range patterns {
 		err = errors.Join(err, j.rewritePatterns(p.Array))
 		for _, member := range p.Object {
-			err = errors.Join(err, j.rewriteString(member.KeyString), j.rewriteQuery(member.KeyQuery))
+			err = errors.Join(err, j.rewriteString(member.KeyString, asText), j.rewriteQuery(member.KeyQuery))
+			if member.KeyQuery != nil {
+				member.KeyQuery = pipeTo(member.KeyQuery, smallIndex)
+			}
 			if member.Val != nil {
 				err = errors.Join(err, j.rewritePatterns([]*gojq.Pattern{member.Val}))
 			}
@@ -359,8 +423,31 @@ func (j *jq) count(v any, size int) any {
 	}
 	j.bytesLeft -= size
 	if j.bytesLeft < 0 {
-		j.cancel(errAllowance) // try cannot catch this
-		return errAllowance
+		return j.stop()
+	}
+	return v
+}
+
+// stop ends the query, because it has used up its allowance.
+func (j *jq) stop() error {
+	j.cancel(errAllowance) // try cannot catch this
+	return errAllowance
+}
+
+// checkOperand rejects an operand larger than maxOperand.
+func checkOperand(v any, _ []any) any {
+	const most = maxOperand * sizeOfValue
+	if text, ok := v.(string); ok && len(text) > maxOperand || sizeOf(v, most) > most {
+		return fmt.Errorf("an operand is too large: the limit is about %d characters or items", maxOperand)
+	}
+	return v
+}
+
+// checkIndex rejects an index that is a large array. The step that finds an array in another takes
+// quadratic time.
+func checkIndex(v any, _ []any) any {
+	if _, ok := v.([]any); ok {
+		return checkOperand(v, nil)
 	}
 	return v
 }
@@ -419,14 +506,58 @@ func checkNumbers(v any) error {
 	return nil
 }
 
+// canSplit reports whether the pieces of a text fit into the allowance.
+func (j *jq) canSplit(text, separator string) bool {
+	return sizeOfPiece*(strings.Count(text, separator)+1) <= j.bytesLeft
+}
+
+// split implements split with one argument.
+func (j *jq) split(v any, args []any) any {
+	text, ok := v.(string)
+	separator, isText := args[0].(string)
+	if !ok || !isText {
+		return fmt.Errorf("split needs two strings, not %s and %s", gojq.Preview(v), gojq.Preview(args[0]))
+	}
+	if !j.canSplit(text, separator) {
+		return j.stop()
+	}
+	pieces := strings.Split(text, separator)
+	items := make([]any, len(pieces))
+	for i, piece := range pieces {
+		items[i] = piece
+	}
+	return items
+}
+
+// sizeOfJSON returns the approximate size of the value of a JSON text in bytes. It may be much too
+// large for text with strings of punctuation, but not too small.
+func sizeOfJSON(text string) int {
+	size := len(text)
+	for _, c := range []byte(text) {
+		switch c {
+		case '{':
+			size += sizeOfObject
+		case '[', ',', ':':
+			size += sizeOfMember
+		}
+	}
+	return size
+}
+
 // fromJSON implements fromjson. It rejects numbers that are too long.
-func fromJSON(v any, _ []any) any {
+func (j *jq) fromJSON(v any, _ []any) any {
 	text, ok := v.(string)
 	if !ok {
 		return fmt.Errorf("fromjson needs a string, not %s", gojq.Preview(v))
 	}
-	value, values, err := decodeJSON(text)
-	if err != nil || values != 1 {
+	if sizeOfJSON(text) > j.bytesLeft {
+		return j.stop()
+	}
+	if !json.Valid([]byte(text)) { // such as several values, which sizeOfJSON does not count
+		return fmt.Errorf("fromjson needs JSON, not %s", gojq.Preview(v))
+	}
+	value, _, err := decodeJSON(text)
+	if err != nil {
 		return fmt.Errorf("fromjson needs JSON, not %s", gojq.Preview(v))
 	}
 	return value
@@ -438,7 +569,10 @@ func toNumber(v any, _ []any) any {
 	case int, float64, *big.Int, json.Number:
 		return v
 	case string:
-		if value, values, err := decodeJSON(v); err == nil && values == 1 && v == strings.TrimSpace(v) {
+		if len(v) > maxDigits || v != strings.TrimSpace(v) {
+			break
+		}
+		if value, values, err := decodeJSON(v); err == nil && values == 1 {
 			if n, ok := value.(json.Number); ok {
 				return n
 			}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -117,6 +118,14 @@ func TestQueryRefuses(t *testing.T) {
 			"[" + strings.Repeat("1,", 999) + "1]", `contains(.)`, "query: an operand is too large"},
 		{"a long separator",
 			"[" + strings.Repeat("1,", 999) + "1]", `tojson as $s | join($s)`, "query: an operand is too large"},
+		{"a long array as an index",
+			"[" + strings.Repeat("1,", 999) + "1]", `.[.]`, "query: an operand is too large"},
+		{"a long array as an index of a path",
+			"[" + strings.Repeat("1,", 999) + "1]", `getpath([.])`, "query: an operand is too large"},
+		{"a long array as an argument of nth",
+			"[" + strings.Repeat("1,", 999) + "1]", `nth(.)`, "query: an operand is too large"},
+		{"a long array as a key of a pattern",
+			"[" + strings.Repeat("1,", 999) + "1]", `. as {(.): $x} | $x`, "query: an operand is too large"},
 		{"many paths to delete", "[" + strings.Repeat("1,", 999) + "1]", `del(.[])`, "query: an operand is too large"},
 		{"a complex pattern", `"` + strings.Repeat("a", 1<<20) + `"`, `test("(a|b|c|d|aa){1,200}z")`,
 			"query: the regular expressions take too long"},
@@ -130,6 +139,41 @@ func TestQueryRefuses(t *testing.T) {
 			}
 			if n := utf8.RuneCountInString(a.text()); n > 2001 {
 				t.Errorf("%d characters", n)
+			}
+		})
+	}
+}
+
+// A single step, which cannot be interrupted, does not take much more memory than the allowance.
+func TestQueryMemory(t *testing.T) {
+	defer func(d time.Duration) { queryTime = d }(queryTime)
+	queryTime = time.Minute // so that size is the only reason
+	tooMuch := "query: " + errAllowance.Error()
+	for _, test := range []struct{ name, unit, query, want string }{
+		{"many pieces", "a", `.+. | .+. | .+. | .+. | split("")`, tooMuch},
+		{"many pieces by division", "ab", `.+. | .+. | .+. | .+. | . / "a"`, tooMuch},
+		{"many objects", "{},", `.+. | .+. | .+. | "[" + . + "0]" | fromjson`, tooMuch},
+		{"many arrays", "[],", `.+. | .+. | .+. | "[" + . + "0]" | fromjson`, tooMuch},
+		{"many values in a row", "1 ", `.+. | .+. | .+. | fromjson`, "query: fromjson needs JSON"},
+		{"a long text that is not a number", "[],", `.+. | .+. | .+. | "[" + . + "0]" | tonumber`,
+			"query: tonumber cannot read"},
+		{"long escapes", "\x7f", `.+. | .+. | .+. | .+. | tojson`, tooMuch},
+		{"long escapes in HTML", "'", `.+. | .+. | .+. | .+. | @html`, tooMuch},
+		{"long escapes in a string", "\x7f", `"` + strings.Repeat(`\([.])`, 15) + `"`, tooMuch},
+		{"long escapes in a string with a format", "'", `@html "` + strings.Repeat(`\(.)`, 15) + `"`, tooMuch},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			original := keeping(quoted(`"`+strings.Repeat(test.unit, (4<<20-10)/len(test.unit))+`"`), 0)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			a := call(t, original, fmt.Sprintf(`{"id":%q,"query":"%s"}`, id, quoted(test.query)))
+			runtime.ReadMemStats(&after)
+			if !a.IsError || !strings.HasPrefix(a.text(), test.want) {
+				t.Errorf("got %q\nwant %q", a.text(), test.want)
+			}
+			mib := (after.TotalAlloc - before.TotalAlloc) >> 20
+			if mib > 6*allowance>>20 {
+				t.Errorf("the query takes %d MiB", mib)
 			}
 		})
 	}
@@ -182,7 +226,11 @@ func TestRewrittenQueriesGiveTheSameResults(t *testing.T) {
 		`.items | reverse | .[0].id`, `[range(0; 10; 3)]`, `(1, 2) - (10, 20)`, `(1, 2) + (10, 20)`,
 		`label $out | .items[] | if .id == 2 then ., break $out else .id end`, `.items[0].price | -. , -(1)`,
 		`[.items[] | has("big")]`, `["a", "b"] | in({"0": 1})?`, `.items | nth(1).id`,
-		`isempty(empty), isempty(1)`, `"a,b" / ",", ("a,b" | split(","))`, `[.[]?] | length`,
+		`isempty(empty), isempty(1)`, `"a,b" / ",", ("a,b" | split(","))`,
+		`("a-b", "c") / ("-", "b"), (1, 2) / (4, 8)`, `"a" / 1`, `"a" | split(1)`, `[.items[].id / 2]`,
+		`.items[0] | .id / (.price * 2)`, `@html "<\("<", [1])>", @sh "\("a b", 1)"`, `"\([.items[].tags])"`,
+		`[1, 2, 1] | .[[1]], getpath([0])`, `[["a"]] | .[["a"]], (path(getpath([0, 0])))`, `"[1] 2" | fromjson`,
+		`[.[]?] | length`,
 		`"abc" | test("B"; "i"), test("z")`, `"12" | tonumber + 1`, `1 as $x | [$x, $x + 1] as [$a, $b] | $a + $b`,
 		`null | not`, `"  a " | trim | ascii_upcase | ltrimstr("A")`, `.items[0].big`, `[1,[2]] | getpath([1,0])`,
 		`0 | todate | fromdate`, `[3, 1, 2] | sort, min, max, (first, last)`,
