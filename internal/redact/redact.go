@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"regexp"
 	"slices"
@@ -144,8 +145,9 @@ func New(patterns, fields []string) (*Redactor, error) {
 // Data that is not JSON is not a message. Message redacts the part that is valid JSON, and matches
 // patterns with the bytes of the rest.
 //
-// Message fails if the encoding is not UTF-8, and if the replacements make the message more than
-// three times as long, as a pattern that matches single characters can.
+// Message fails if the encoding is not UTF-8, if the data begins like JSON and is invalid other than
+// by being cut off, as lenient clients may read it, and if the replacements make the message more
+// than three times as long, as a pattern that matches single characters can.
 func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	edits, err := r.Edits(raw)
 	if err != nil {
@@ -181,6 +183,9 @@ func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 	isJSON := p.values(raw, messages)
 	edits := p.edits
 	if !isJSON {
+		if messages && isLenient(raw, p.scanner.Err()) {
+			return nil, errLenient
+		}
 		edits = merge(r.appendMatches(edits, raw))
 	}
 	growth := 0
@@ -191,6 +196,14 @@ func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 		return nil, errGrowth
 	}
 	return slices.Clone(edits), nil
+}
+
+// isLenient reports whether data that is not JSON for this reason may be JSON for a lenient parser,
+// such as one that accepts NaN.
+func isLenient(data []byte, err error) bool {
+	first := bytes.TrimLeft(data, byteOrderMark+" \t\r\n\v\f")
+	return len(first) > 0 && (first[0] == '{' || first[0] == '[') &&
+		err != nil && !errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // mayMatch reports whether a message may contain something to redact. Most messages do not, and
@@ -220,6 +233,7 @@ const maxGrowth = 4 << 10
 
 var (
 	errEncoding = errors.New("redact: the message is not UTF-8")
+	errLenient  = errors.New("redact: the message is not valid JSON")
 	errGrowth   = errors.New("redact: the message would become too long")
 )
 

@@ -258,6 +258,32 @@ func TestA56Encodings(t *testing.T) {
 	}
 }
 
+// A message that only lenient parsers accept is refused, because its rest cannot be redacted.
+func TestA56LenientMessages(t *testing.T) {
+	r := newRedactor(t, []string{key}, []string{"password"})
+	for name, message := range map[string]string{
+		"NaN before a field":              `{"id":1,"result":{"score":NaN,"password":"x"}}`,
+		"NaN before an escape":            `{"id":1,"result":{"score":NaN,"k":"\u0073k-a"}}`,
+		"an infinite number":              `{"id":1,"result":{"score":-Infinity,"password":"x"}}`,
+		"a tab in a string":               "{\"id\":1,\"result\":{\"log\":\"\t\",\"password\":\"x\"}}",
+		"a trailing comma in a batch":     `[{"id":1,"result":{"a":[1,],"password":"x"}}]`,
+		"after a byte order mark":         "\uFEFF \n" + `{"result":{"score":NaN,"password":"x"}}`,
+		"before a byte order mark":        " \uFEFF" + `{"result":{"password":"x"}}`,
+		"after a message":                 `{"id":1,"result":1}` + "\n" + `{"result":{"score":NaN,"password":"x"}}`,
+		"in a comment":                    `{/**/"result":{"password":"x"}}`,
+		"unquoted keys":                   `{result:{password:"x"}}`,
+		"a cut off message with a defect": `{"result":{"score":NaN,"password":"x`,
+	} {
+		if got, n, err := r.Message([]byte(message)); got != nil || n != 0 || err == nil {
+			t.Errorf("%s: %s, %d, %v", name, got, n, err)
+		}
+	}
+	harmless := `{"id":1,"result":{"score":NaN}}`
+	if got, n, err := r.Message([]byte(harmless)); string(got) != harmless || n != 0 || err != nil {
+		t.Errorf("%s, %d, %v", got, n, err)
+	}
+}
+
 // A message never becomes longer than three times its length plus maxGrowth.
 func TestA56Growth(t *testing.T) {
 	all := newRedactor(t, []string{"[a-z]"}, nil)

@@ -467,6 +467,26 @@ func TestAccessRedactsOddAnswers(t *testing.T) {
 	}
 }
 
+// A client with redaction gets no response that only lenient parsers accept (A56).
+func TestAccessRedactsLenientJSON(t *testing.T) {
+	isolate(t)
+	server := newLenientServer(t, "stats")
+	server.Replies = map[string]string{"stats": `"result":{"content":[],"structuredContent":{"score":NaN,` +
+		`"password":"hunter2","key":"\u0073` + aKey[1:] + `"}}`}
+	url := serve(t, gateway(withRedaction(server.line("alpha"))...))
+	for _, events := range []bool{false, true} {
+		server.Events = events
+		for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+			t.Run(fmt.Sprintf("A56 at %s, events: %t", endpoint.name, events), func(t *testing.T) {
+				got := post(t, endpoint.url, rpc("tools/call", `{"name":"stats","arguments":{}}`), acceptBoth, bearer(eveToken))
+				if strings.Contains(got.body, "hunter2") || !strings.Contains(got.body, `"code":"invalid_response"`) {
+					t.Errorf("%d %s", got.StatusCode, got.body)
+				}
+			})
+		}
+	}
+}
+
 // A client with redaction gets no response that it may decode in another way than the gateway did
 // (A56).
 func TestAccessRedactsOtherCharsets(t *testing.T) {
