@@ -185,6 +185,12 @@ func TestLargeTextsTakeTurns(t *testing.T) {
 		[]string{prune.Timeout}) {
 		t.Errorf("a large text after its timeout: %+v, %v", got.Stats, got.Warnings)
 	}
+	carriageReturns := of(maxUnqueuedLines+1, 200*time.Millisecond)
+	carriageReturns.request.Text = strings.ReplaceAll(carriageReturns.request.Text, "\n", "\r")
+	if got := carriageReturns.pruneQueued(t.Context()); !slices.Equal(got.Warnings, []string{prune.Timeout}) ||
+		got.Stats.PrunedLines != 0 {
+		t.Errorf("a large text with carriage returns: %+v, %v", got.Stats, got.Warnings)
+	}
 	gone, hangUp := context.WithCancel(t.Context())
 	hangUp()
 	if got := of(maxUnqueuedLines+1, time.Minute).pruneQueued(gone); got.Stats.PrunedLines != 0 {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"runtime"
 	"strconv"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -132,7 +131,7 @@ const maxUnqueuedLines = 5000
 func (p *pruning) pruneQueued(ctx context.Context) *prune.Result {
 	ctx, cancel := context.WithTimeout(ctx, p.request.Options.Timeout)
 	defer cancel()
-	if strings.Count(p.request.Text, "\n") <= maxUnqueuedLines {
+	if prune.CountLines(p.request.Text) <= maxUnqueuedLines {
 		return prune.Prune(ctx, p.request)
 	}
 	select {
