@@ -117,7 +117,7 @@ func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []b
 		}
 		first = false
 	}
-	nextIndex := 0
+	nextIndex, markers := 0, 0
 	for i, isGap := range gaps(kept, n) {
 		end := n
 		if i < len(kept) {
@@ -127,6 +127,9 @@ func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []b
 			separate()
 			dst = append(dst, f.before...)
 			dst = w.appendMarker(dst, end-nextIndex, n, f.unit)
+			if markers++; f == memberForm && markers > 1 { // keys must differ
+				dst = strconv.AppendInt(append(dst, ' '), int64(markers), 10)
+			}
 			dst = append(dst, f.after...)
 		}
 		if i < len(kept) {
@@ -286,7 +289,11 @@ func (w *work) gapChars(f form, total int) int {
 	if w.Bare && f != lineForm {
 		return 0
 	}
-	return w.markerChars(total, f.unit) + len(f.before) + len(f.after)
+	chars := w.markerChars(total, f.unit) + len(f.before) + len(f.after)
+	if f == memberForm {
+		chars += len(" ") + digits(total) // number of the marker
+	}
+	return chars
 }
 
 func digits(n int) int {

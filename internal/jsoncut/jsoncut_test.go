@@ -108,18 +108,22 @@ func TestCut(t *testing.T) {
 		{"keys around a map that loses some stay", Cutter{MaxChars: 100},
 			`{"a":1,"m":{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"last":9},"z":[]}`,
 			`{"a":1,"m":{"first":1,"some":0,"... [99 of 102 members left out] ...":null,"last":9},"z":[]}`},
-		{"keys of many maps that lose some stay", Cutter{MaxChars: 220},
+		{"keys of many maps that lose some stay", Cutter{MaxChars: 236},
 			`{"a":` + numbered(100) + `,"b":` + numbered(100) + `,"c":` + numbered(100) + `,"d":` + numbered(100) + `}`,
 			`{"a":{"... [100 of 100 members left out] ...":null},"b":{"... [100 of 100 members left out] ...":null},` +
 				`"c":{"n0":0,"... [99 of 100 members left out] ...":null},` +
-				`"d":{"n0":0,"... [99 of 100 members left out] ...":null}}`},
+				`"d":{"n0":0,"... [98 of 100 members left out] ...":null,"n99":0}}`},
 		{"a bare map has no marker", Cutter{MaxChars: 40, Bare: true},
 			`{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"last":9}`,
 			`{"first":1,"some":0,"some":0,"last":9}`},
-		{"members that match the goal are kept", Cutter{MaxChars: 130, Goal: "user names"},
+		{"members that match the goal are kept", Cutter{MaxChars: 142, Goal: "user names"},
 			`{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"userName":"eve"` + strings.Repeat(`,"some":0`, 100) + `}`,
 			`{"first":1,"... [100 of 202 members left out] ...":null,"userName":"eve",` +
-				`"... [99 of 202 members left out] ...":null,"some":0}`},
+				`"... [99 of 202 members left out] ... 2":null,"some":0}`},
+		{"markers of a map are different keys", Cutter{MaxChars: 130, Goal: "user names"},
+			`{"first":1` + strings.Repeat(`,"some":0`, 100) + `,"userName":"eve"` + strings.Repeat(`,"some":0`, 100) + `}`,
+			`{"first":1,"... [100 of 202 members left out] ...":null,"userName":"eve",` +
+				`"... [100 of 202 members left out] ... 2":null}`},
 		{"an image is left out as a whole", Cutter{MaxChars: 120},
 			`{"type":"image","data":"` + strings.Repeat("not even base64 ", 50) + `","mimeType":"image/png"}`,
 			`{"type":"image","data":"... [800 characters of media left out] ...","mimeType":"image/png"}`},
@@ -568,8 +572,13 @@ func keptMembers(c Cutter, text, short []byte, allKeys bool) error {
 		members = append(members, m)
 	}
 	at, left := 0, 0
+	markers := map[string]bool{}
 	for m := range jsonspan.Members(short) {
 		if n, of, ok := marked(m.Key, "members"); ok && !c.Bare && of == len(members) {
+			if markers[m.Key] {
+				return fmt.Errorf("two markers are %q", m.Key)
+			}
+			markers[m.Key] = true
 			left, at = left+n, at+n
 			continue
 		}
