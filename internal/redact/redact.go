@@ -139,15 +139,16 @@ func New(patterns, fields []string) (*Redactor, error) {
 // properties in the schemas of tools and elicitations are not fields. Repeated members are all
 // redacted.
 //
-// A string that contains JSON (objects or arrays) is redacted both as text and as JSON. Strings
-// inside it are redacted only as text.
+// A string that contains JSON (objects or arrays) is redacted both as text and as JSON. There may
+// be other text around the JSON, and invalid parts in it. Strings inside it are redacted only as
+// text.
 //
 // Data that is not JSON is not a message. Message redacts the part that is valid JSON, and matches
 // patterns with the bytes of the rest.
 //
-// Message fails if the encoding is not UTF-8, if the data begins like JSON and is invalid other than
-// by being cut off, as lenient clients may read it, and if the replacements make the message more
-// than three times as long, as a pattern that matches single characters can.
+// Message fails if the encoding is not UTF-8, if the data begins like JSON and is invalid other
+// than by being cut off, as lenient clients may read it, and if the replacements make the message
+// more than three times as long, as a pattern that matches single characters can.
 func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	edits, err := r.Edits(raw)
 	if err != nil {
@@ -314,8 +315,8 @@ func (p *pass) values(data []byte, messages bool) bool {
 		at = len(byteOrderMark) // invalid in JSON, but some parsers accept it
 	}
 	for n := 0; ; n++ {
-		at = p.value(data, at, messages)
-		if at < 0 {
+		var ok bool
+		if at, ok = p.value(data, at, messages); !ok {
 			return false
 		}
 		at += len(data[at:]) - len(bytes.TrimLeft(data[at:], " \t\r\n"))
@@ -327,13 +328,36 @@ func (p *pass) values(data []byte, messages bool) bool {
 
 const byteOrderMark = "\xEF\xBB\xBF"
 
-// value redacts the value at an offset, and returns the offset of its end, or -1 if it is invalid.
-func (p *pass) value(data []byte, offset int, messages bool) int {
+// valuesIn redacts the JSON in a text, from the first object or array on. After an invalid part it
+// continues at the next value or comma, and so in linear time.
+func (p *pass) valuesIn(text []byte) {
+	next := bytes.IndexAny(text, "{[")
+	for at := 0; next >= 0; next = bytes.IndexAny(text[at:], "{[,") {
+		at += next
+		if first := bytes.TrimLeft(text[at+1:], " \t\r\n"); text[at] == ',' && (len(first) == 0 || first[0] != '"') {
+			at++ // no member follows
+			continue
+		}
+		end, _ := p.value(text, at, false)
+		at = max(at+1, end)
+	}
+}
+
+// value redacts the value at an offset. At a comma, it redacts the rest of an object. It returns
+// the offset of the end; for an invalid value, that of the first invalid byte that is not replaced,
+// and false.
+func (p *pass) value(data []byte, offset int, messages bool) (end int, ok bool) {
 	s := &p.scanner
 	s.MaxDepth = math.MaxInt // the code here is not recursive
 	s.SkipCounting = true
 	s.Reset()
-	s.Feed(data[offset:])
+	if rest := data[offset:]; len(rest) > 0 && rest[0] == ',' && p.inner == nil {
+		s.Feed([]byte("{"))
+		s.Next()
+		s.Feed(rest[1:])
+	} else {
+		s.Feed(rest)
+	}
 	s.Finish()
 	var (
 		pos     position
@@ -345,10 +369,15 @@ func (p *pass) value(data []byte, offset int, messages bool) int {
 	for {
 		k := s.Next()
 		if k == jsonspan.Done || k == jsonspan.Invalid {
-			if hide { // the data may be cut off inside the value
-				p.hide(data, from, len(data))
+			invalid := len(data)
+			if err, ok := errors.AsType[*jsonspan.Error](s.Err()); ok {
+				invalid = offset + int(err.Offset)
 			}
-			return -1
+			if hide {
+				invalid = p.endOfInvalid(data, from, invalid)
+				p.hide(data, from, invalid)
+			}
+			return invalid, false
 		}
 		first, last := s.Span()
 		start, end := offset+int(first), offset+int(last)
@@ -388,9 +417,22 @@ func (p *pass) value(data []byte, offset int, messages bool) int {
 		}
 		hide, keep = false, false
 		if s.Depth() == 0 {
-			return end
+			return end, true
 		}
 	}
+}
+
+// endOfInvalid returns the end of the value of a field that begins at an offset, after its colon if
+// any, and has an invalid byte. That is the end of the data, which may be cut off, unless something
+// other than JSON begins there in a text, such as a variable in code: then it is the end of the
+// line.
+func (p *pass) endOfInvalid(data []byte, from, invalid int) int {
+	if between := bytes.Trim(data[from:invalid], ": \t\r\n"); p.inner == nil && len(between) == 0 {
+		if i := bytes.IndexByte(data[invalid:], '\n'); i >= 0 {
+			return invalid + i
+		}
+	}
+	return len(data)
 }
 
 // hide replaces the value of a field, unless it is already replaced.
@@ -426,9 +468,9 @@ func (p *pass) redactString(body []byte, offset int) {
 		text = p.unescaped(body)
 	}
 	p.found = p.appendMatches(p.found[:0], text)
-	if p.inner != nil && p.mayContainJSON(text) {
+	if p.inner != nil && !plain && p.mayContainJSON(text) {
 		p.inner.edits = p.inner.edits[:0]
-		p.inner.values(text, false)
+		p.inner.valuesIn(text)
 		p.found = append(p.found, p.inner.edits...)
 	}
 	if len(p.found) == 0 {
@@ -472,11 +514,8 @@ func (p *pass) isHarmless(body []byte) bool {
 	if bytes.Contains(body, []byte(`\u`)) {
 		return false
 	}
-	if p.inner != nil {
-		switch first := bytes.TrimLeft(body, " \t"); {
-		case len(first) == 0, first[0] == '{', first[0] == '[', first[0] == '\\':
-			return false // it may contain JSON, perhaps after a line break
-		}
+	if p.inner != nil && bytes.ContainsAny(body, "{[") {
+		return false // it may contain JSON
 	}
 	for i := range p.patterns {
 		if p.patterns[i].mayMatchIn(body) {
@@ -488,8 +527,7 @@ func (p *pass) isHarmless(body []byte) bool {
 
 // mayContainJSON reports whether a text may contain JSON with fields or escapes.
 func (p *pass) mayContainJSON(text []byte) bool {
-	first := bytes.TrimLeft(text, " \t\r\n")
-	return len(first) > 0 && (first[0] == '{' || first[0] == '[') && (len(p.fields) > 0 || !isPlain(text))
+	return bytes.ContainsAny(text, "{[") && (len(p.fields) > 0 || !isPlain(text))
 }
 
 // appendMatches appends edits for the matches of all patterns in text.
