@@ -377,7 +377,7 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 	switch now := s.now(); {
 	case l.fresh(now):
 		return l.AccessToken, nil
-	case failure == nil || !now.Before(retryAt):
+	case failure == nil || !now.Before(retryAt): // request a token
 	case l.usable(now):
 		return l.AccessToken, nil
 	default:

@@ -401,7 +401,7 @@ func (w warner) warnOfMasks() {
 }
 
 // warnOfHeaders warns of headers for servers whose placeholders are empty, or that only a shell
-// would replace. The server answers with 401 only.
+// would replace. The 401 of the server does not tell.
 func (w warner) warnOfHeaders() {
 	for _, s := range w.Servers {
 		for _, handler := range handlersIn(s.Routes) {
