@@ -1,6 +1,7 @@
 // Package integration tests the built Caddy: real configurations, a real
 // reverse_proxy, real connections, all on loopback. Each test runs Caddy in a process of
-// its own, so tests run in parallel.
+// its own, so tests run in parallel. Go begins with the tests of the last file: the test of
+// web_console_test.go takes longest.
 package integration
 
 import (
