@@ -259,6 +259,8 @@ func TestNormalizeScores(t *testing.T) { // P64, P67
 		{"first and last lines without scores", []float64{nan, 0.9, 0.1, nan}, []int{1, 0, 2, 3}},
 		{"between two equally near lines, the first counts", []float64{0.2, nan, 0.8, 0.5}, []int{2, 3, 0, 1}},
 		{"the largest and smallest numbers", []float64{math.MaxFloat64, -math.MaxFloat64, 0}, []int{0, 2, 1}},
+		{"numbers whose halves are equal", []float64{0, 5e-324, 0}, []int{1, 0, 2}},
+		{"no finite numbers", []float64{math.Inf(-1), math.Inf(1), 0}, []int{1, 2, 0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			values := normalizeScores(test.scores)

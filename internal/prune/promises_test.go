@@ -394,7 +394,7 @@ func pick[T any](random *rand.Rand, from []T) T { return from[random.IntN(len(fr
 // randomScores returns scores as a reranker may give them: for all lines or some, on any scale.
 func randomScores(random *rand.Rand, n int) []float64 {
 	scores := make([]float64, n)
-	known, scale, steps := pick(random, []float64{0, 0.1, 1}), pick(random, []float64{0, 1, -40, 1e-9, 1e300}),
+	known, scale, steps := pick(random, []float64{0, 0.1, 1}), pick(random, []float64{0, 1, -40, 1e-9, 1e300, 5e-324}),
 		pick(random, []float64{1, 2, 1000})
 	for i := range scores {
 		scores[i] = scale * math.Round(random.Float64()*steps) / steps

@@ -129,11 +129,16 @@ func newUnits(o *outline, costs []int, values []float64, must []bool) []unit {
 // normalizeScores maps the scores of a reranker, on any scale, to values above 0 and up to 1. A
 // line without a score gets a little less than the nearest scored line.
 func normalizeScores(scores []float64) []float64 {
+	finite := func(s float64) float64 { return min(max(s, -math.MaxFloat64), math.MaxFloat64) }
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, s := range scores {
 		if !math.IsNaN(s) {
-			low, high = min(low, s), max(high, s)
+			low, high = min(low, finite(s)), max(high, finite(s))
 		}
+	}
+	scale := 1.0
+	if math.IsInf(high-low, 0) {
+		scale = 0.5 // halves cannot overflow
 	}
 	values := make([]float64, len(scores))
 	distance := make([]int, len(scores)) // distance from the line with the score
@@ -144,7 +149,7 @@ func normalizeScores(scores []float64) []float64 {
 		case math.IsNaN(s):
 			distance[i] = len(scores)
 		case high > low:
-			values[i] = (s/2 - low/2) / (high/2 - low/2) // halves cannot overflow
+			values[i] = (finite(s)*scale - low*scale) / (high*scale - low*scale)
 		}
 	}
 	for i := len(scores) - 2; i >= 0; i-- {
