@@ -311,26 +311,36 @@ func hasFailureWord(line string) bool {
 var failures = [...]string{"error", "exception", "traceback"}
 
 // isNone reports whether a word for a failure is followed by an empty value, as in "error":null or
-// errors=0.
+// errors=0, and not by a sentence, as in "error: null value in column".
 func isNone(rest string) bool {
 	rest = strings.TrimLeft(rest, "sS")
 	value := strings.TrimLeft(rest, "\"' ")
 	if value == "" || value[0] != ':' && value[0] != '=' {
 		return false
 	}
+	sentence := strings.HasPrefix(value, ": ") // perhaps
 	value = strings.TrimLeft(value[1:], " ")
 	for _, none := range [...]string{"null", "nil", "none", "<nil>", "false", "0", `""`, "''"} {
 		if !hasFold(value, none) {
 			continue
 		}
-		if len(value) == len(none) {
-			return true
+		after := value[len(none):]
+		if after == "" || after[0] == ' ' {
+			return !sentence || !beginsWithWord(after)
 		}
-		if c := value[len(none)]; !isLetter(c) && !isDigit(c) && c != '.' {
+		if c := after[0]; !isLetter(c) && !isDigit(c) && strings.IndexByte(".-_:", c) < 0 {
 			return true
 		}
 	}
 	return false
+}
+
+// beginsWithWord reports whether a text begins with a word that is not the name of a field.
+func beginsWithWord(text string) bool {
+	text = strings.TrimLeft(text, " ")
+	word := firstWord(text)
+	rest := text[len(word):]
+	return word != "" && !strings.HasPrefix(rest, ":") && !strings.HasPrefix(rest, "=")
 }
 
 // hasSevereWord reports whether a line has another word for a problem.

@@ -272,6 +272,15 @@ func TestHasFailureWord(t *testing.T) { // P36
 		"Traceback (most recent call last):":    true,
 		"error:":                                true,
 		"error = nothing at all could be found": true,
+
+		`ERROR:  null value in column "id" violates not-null constraint`: true,
+		"Error: nil pointer dereference":                                 true,
+		"error: 0 is not a valid port":                                   true,
+		`error: "" is not a valid name`:                                  true,
+		"error: null-terminated text expected":                           true,
+		"errors: 0 warnings: 2":                                          false,
+		"exception: none code=0":                                         false,
+		`{"error": null }`:                                               false,
 	} {
 		if got := hasFailureWord(line); got != want {
 			t.Errorf("%s: %v", line, got)
