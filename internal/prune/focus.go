@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -314,17 +315,19 @@ func bestExcerpt(line string, q *query, maxChars int) string {
 
 // hitsIn returns the terms of a goal in a line, in order.
 func hitsIn(line string, q *query) []hit {
-	lower := lowerASCII(line)
+	lower := lowerInPlace(line)
 	var all []hit
 	for _, term := range q.terms {
 		first := len(all)
-		for at := 0; ; {
-			i := strings.Index(lower[at:], term.stem)
-			if i < 0 {
-				break
+		for _, form := range beginningsOf(term.stem) {
+			for at := 0; ; {
+				i := strings.Index(lower[at:], form)
+				if i < 0 {
+					break
+				}
+				at += i + len(form)
+				all = append(all, hit{start: at - len(form), end: at})
 			}
-			at += i + len(term.stem)
-			all = append(all, hit{start: at - len(term.stem), end: at})
 		}
 		for i := first; i < len(all); i++ {
 			all[i].weight = term.weight / float64(len(all)-first)
@@ -351,14 +354,24 @@ func bestPart(hits []hit, maxBytes int) (start, end int) {
 	return start, end
 }
 
-// lowerASCII returns text with A to Z in lower case. Unlike strings.ToLower it keeps byte
-// positions.
-func lowerASCII(text string) string {
+// beginningsOf returns how words with a stem begin: with the stem, or with ie in place of its y.
+func beginningsOf(stem string) []string {
+	if rest, ok := strings.CutSuffix(stem, "y"); ok {
+		return []string{stem, rest + "ie"}
+	}
+	return []string{stem}
+}
+
+// lowerInPlace returns text in lower case. Unlike strings.ToLower it keeps byte positions: a
+// character whose lower case has another length stays.
+func lowerInPlace(text string) string {
 	b := []byte(text)
-	for i, c := range b {
-		if 'A' <= c && c <= 'Z' {
-			b[i] = c | 0x20
+	for i := 0; i < len(b); {
+		r, size := utf8.DecodeRune(b[i:])
+		if lower := unicode.ToLower(r); lower != r && utf8.RuneLen(lower) == size {
+			utf8.EncodeRune(b[i:], lower)
 		}
+		i += size
 	}
 	return string(b)
 }

@@ -329,6 +329,9 @@ func TestShortened(t *testing.T) {
 			"… a cat and a dog l…"},
 		{"characters, not bytes", strings.Repeat("日本", 50), "needle", 6, "日本日本…"},
 		{"no room", filler, "needle", 1, "…"},
+		{"a plural", filler + "the queries" + filler, "queries", 20, "…m the querieslorem…"},
+		{"letters other than ASCII", strings.Repeat("вода ", 50) + "ОШИБКА" + strings.Repeat(" вода", 50), "Ошибка", 16,
+			"…ода ОШИБКА вод…"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := bestExcerpt(test.line, parseGoal(test.goal), test.most)
