@@ -244,6 +244,9 @@ func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) 
 		limit = a.end - a.start
 	}
 	before, text := excerpt(body, 0, a.start), excerpt(body, a.start, a.end)
+	if strings.HasPrefix(text, "\n") { // perhaps the second half of a line end
+		before = strings.TrimSuffix(before, "\r")
+	}
 	cutter := focus.Cutter{Goal: a.goal, MaxChars: limit, Ratio: a.ratio, FirstLine: 1 + lineBreaks(before)}
 	m := meta{Total: total, Start: &a.start, End: &a.end, Focused: true}
 	note := fmt.Sprintf("[the parts of characters %d to %d of %d that match the goal; to read ", a.start, a.end, total)

@@ -437,7 +437,7 @@ func TestGoal(t *testing.T) {
 		}
 		all = append(all, line)
 	}
-	log := strings.Join(all, "\n")
+	log, crlf := strings.Join(all, "\n"), strings.Join(all, "\r\n")
 	records := `{"records":[` + strings.Repeat(`{"note":"nothing"},`, 300) + `{"note":"payment declined by the bank"}` +
 		strings.Repeat(`,{"note":"nothing"}`, 300) + `]}`
 	const found, missing = "payment declined by the bank", "not cut by goal"
@@ -455,6 +455,8 @@ func TestGoal(t *testing.T) {
 				"-200 left out]"}},
 		{"in a range of characters", log, fmt.Sprintf(`,"start_char":%d`, len(strings.Join(all[:99], "\n"))+1), 600,
 			[]string{"120│ 2026-01-01 ERROR " + found, "[lines 100-", "-300 left out]"}},
+		{"from the second half of a line end", crlf, fmt.Sprintf(`,"start_char":%d`, strings.Index(crlf, "\n")), 600,
+			[]string{"120│ 2026-01-01 ERROR " + found, "-300 left out]"}},
 		{"everything, if there is no limit", log, ``, 0, []string{"request 1 served", "request 300 served"}},
 		{"items", records, ``, 600, []string{`{"note":"` + found + `"}`, "items left out", "use query]"}},
 		{"a line cannot be cut", strings.Repeat("a", 1000), ``, 100, []string{missing, "go on with start_char=100"}},
