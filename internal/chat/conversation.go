@@ -82,7 +82,7 @@ type Conversation struct {
 	blocks    []uint64 // hashes of the body's blocks
 	resume    int      // number of marks that are valid for the body being read
 	past      Past
-	resumed   int32 // number of turns that were not read again
+	settled   tail // in the body of past
 
 	// State of masking.
 	idInfos []idInfo    // by id
@@ -218,7 +218,7 @@ func (c *Conversation) Format() string {
 func (c *Conversation) reset() {
 	c.ids.reset()
 	c.names.reset()
-	c.marks, c.blocks, c.resume, c.past, c.resumed = c.marks[:0], c.blocks[:0], 0, Past{}, 0
+	c.marks, c.blocks, c.resume, c.past, c.settled = c.marks[:0], c.blocks[:0], 0, Past{}, tail{}
 	c.restart()
 }
 

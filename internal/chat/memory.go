@@ -58,11 +58,31 @@ type Past struct {
 // Past returns what is known about the previous request. It is empty if the conversation was cut or
 // changed before the boundary since then.
 func (c *Conversation) Past() Past {
-	prior := &c.past.Progress
-	if int(c.resumed) < prior.now.boundary || len(c.turns) < prior.turns {
+	if len(c.turns) < c.past.Progress.turns {
 		return Past{}
 	}
 	return c.past
+}
+
+// A tail is the end of the part of a body before the boundary, after its last complete block.
+type tail struct {
+	start, end int
+	hash       uint64
+}
+
+// isIn reports whether a body has the same bytes there.
+func (t tail) isIn(body []byte) bool {
+	return t.end <= len(body) && maphash.Bytes(seed, body[t.start:t.end]) == t.hash
+}
+
+// settle records the part of the body before the boundary.
+func (c *Conversation) settle(past Past) {
+	c.past, c.settled = past, tail{}
+	if boundary := past.Progress.now.boundary; boundary > 0 {
+		c.settled.end = int(c.turns[boundary-1].end)
+	}
+	c.settled.start = c.settled.end / int(c.blockSize) * int(c.blockSize)
+	c.settled.hash = maphash.Bytes(seed, c.body[c.settled.start:c.settled.end])
 }
 
 // NewMemory returns an empty memory. Its usage counts for kind until it is closed.
@@ -84,7 +104,7 @@ func (m *Memory) Close() {
 // conversation that shares the longest beginning with the body.
 func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	blocks := hashBlocks(body, m.blockSize)
-	c := m.take(owner, blocks)
+	c := m.take(owner, body, blocks)
 	if c == nil {
 		c = &Conversation{blockSize: int32(m.blockSize)}
 		c.reset()
@@ -99,10 +119,11 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 // Keep stores a conversation, which the caller must not use from then on, and its Past for the next
 // request.
 func (m *Memory) Keep(owner string, c *Conversation, past Past) {
+	c.blocks = c.blocks[:int(c.list.span.end)/m.blockSize] // what follows the list moves with every request
 	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.blockSize {
 		return
 	}
-	c.past = past
+	c.settle(past)
 	c.ids.release()
 	c.names.release()
 	c.body, c.decoded, c.scratch = nil, nil, nil // everything with content
@@ -119,9 +140,9 @@ func hashBlocks(body []byte, size int) []uint64 {
 	return blocks
 }
 
-// take removes and returns the conversation with the most blocks in common. A conversation that
-// shares less than half of its blocks is a different one.
-func (m *Memory) take(owner string, blocks []uint64) *Conversation {
+// take removes and returns the conversation that shares the most blocks with a body. It is a
+// different one if it shares less than half of its blocks, or not the whole part before the boundary.
+func (m *Memory) take(owner string, body []byte, blocks []uint64) *Conversation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var best *Conversation
@@ -131,7 +152,8 @@ func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 		for same < min(len(blocks), len(c.blocks)) && blocks[same] == c.blocks[same] {
 			same++
 		}
-		if same > most && 2*same >= len(c.blocks) {
+		settled := same*m.blockSize >= c.settled.start
+		if same > most && 2*same >= len(c.blocks) && settled && c.settled.isIn(body) {
 			best, most = c, same
 		}
 	}
@@ -145,7 +167,6 @@ func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 
 // rewind prepares c to read a body whose first bytes are the same.
 func (c *Conversation) rewind(same int) {
-	c.resumed = 0
 	c.resume = sort.Search(len(c.marks), func(i int) bool { return int(c.marks[i].end) > same })
 	if c.resume == 0 {
 		c.reset()
@@ -194,7 +215,6 @@ func (c *Conversation) knownElements(path, _ int) int {
 	for _, call := range c.calls {
 		c.markCalled(call.id)
 	}
-	c.resumed = m.turns
 	c.list = m.list
 	c.cache.messages = c.cache.messages || m.cache.messages
 	c.cache.hour = c.cache.hour || m.cache.hour

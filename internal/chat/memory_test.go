@@ -329,3 +329,78 @@ func TestMemoryKnowsThePast(t *testing.T) {
 		t.Error("a conversation that was changed has a past")
 	}
 }
+
+// What was masked after a pause stays masked, wherever the blocks of the body end. So it does if the
+// calls have no ids, if other members follow the list, and if another conversation begins alike.
+func TestPauseIsRemembered(t *testing.T) {
+	long, x := strings.Repeat("s", 40_000), strings.Repeat("x", 900)
+	type format struct{ begin, turn, end string }
+	for name, f := range map[string]format{
+		"ids": {
+			`{"messages":[{"role":"system","content":"` + long + `"}`,
+			`,{"role":"assistant","tool_calls":[{"id":"c%[1]d","function":{"name":"read","arguments":"{}"}}]}` +
+				`,{"role":"tool","tool_call_id":"c%[1]d","content":"%[1]d` + x + `"}`,
+			`]}`,
+		},
+		"no ids": {
+			`{"contents":[{"role":"user","parts":[{"text":"` + long + `"}]}`,
+			`,{"role":"model","parts":[{"functionCall":{"name":"read","args":{}}}]}` +
+				`,{"role":"user","parts":[{"functionResponse":{"name":"read","response":{"output":"%d` + x + `"}}}]}`,
+			`]}`,
+		},
+		"built-in tools": {
+			`{"input":[{"role":"user","content":"` + long + `"}`,
+			`,{"type":"shell_call","call_id":"c%[1]d","action":{}}` +
+				`,{"type":"shell_call_output","call_id":"c%[1]d","output":[{"stdout":"%[1]d` + x + `","stderr":""}]}`,
+			`]}`,
+		},
+		"tools at the end": {
+			`{"messages":[{"role":"user","content":"` + long + `"}`,
+			`,{"role":"assistant","content":[{"type":"tool_use","id":"c%[1]d","name":"read","input":{}}]}` +
+				`,{"role":"user","content":[{"type":"tool_result","tool_use_id":"c%[1]d","content":"%[1]d` + x + `"}]}`,
+			`],"tools":[{"name":"read","description":"` + long + long + long + `"}]}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t, blockSize)
+			p := auto()
+			p.ReadPrice = 0.001 // without a pause, masking does not pay
+			body := func(turns int) []byte {
+				b := []byte(f.begin)
+				for i := range turns {
+					b = fmt.Appendf(b, f.turn, i)
+				}
+				return append(b, f.end...)
+			}
+			ask := func(body []byte, cold bool) (sent []byte, known bool) {
+				t.Helper()
+				c, err := m.Parse("a", body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				past := c.Past()
+				plan, progress := c.MaskAfter(&p, &past.Progress, cold)
+				sent = jsonspan.Spliced(body, plan.Edits...)
+				m.Keep("a", c, Past{progress, time.Unix(1, 0)})
+				return sent, !past.At.IsZero()
+			}
+			for turns := 10; turns < 60; turns++ {
+				ask(body(turns-1), false)
+				cold, known := ask(body(turns), true)
+				if !known {
+					t.Fatalf("turn %d: the previous request is not known", turns)
+				}
+				if bytes.Equal(cold, body(turns)) {
+					t.Fatalf("turn %d: nothing is masked after a pause", turns)
+				}
+				ask([]byte(f.begin+f.end), false)
+				next, _ := ask(body(turns+1), false)
+				if same := bytes.TrimSuffix(cold, []byte(f.end)); !bytes.HasPrefix(next, same) {
+					t.Fatalf("turn %d: what was masked after a pause has changed", turns)
+				}
+				m.Close()
+				m = newMemory(t, blockSize)
+			}
+		})
+	}
+}
