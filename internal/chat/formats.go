@@ -34,6 +34,7 @@ type block struct {
 	shellFailed bool // a shell command failed
 	id, useID   value
 	name        value
+	custom      value // name of a custom tool, whose input is free text
 	content     value
 	text        value
 	call        member // toolUse or functionCall

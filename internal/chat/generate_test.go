@@ -422,8 +422,13 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 			if _, absent := c.wire[1].(generatedAbsent); absent && g.percent(50) {
 				function = one(g.Rand, []any{generatedNull, generatedAbsent{}, "exec", []any{}})
 			}
-			list = append(list, append(generatedObject{{"id", c.wire[0]}, {"type", "function"}, {"function", function}},
-				g.vendor()...))
+			call := generatedObject{{"id", c.wire[0]}, {"type", "function"}, {"function", function}}
+			if g.percent(20) { // a custom tool has free text as input
+				call[1].value, call[2] = "custom", generatedMember{"custom", generatedObject{{"name", c.wire[1]}, {"input", "x"}}}
+			} else if g.percent(2) {
+				call = append(call, generatedMember{"custom", generatedObject{{"name", "other"}}})
+			}
+			list = append(list, append(call, g.vendor()...))
 			if g.percent(2) {
 				list = append(list, one(g.Rand, []any{generatedNull, "x", []any{}}))
 			}

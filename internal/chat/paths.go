@@ -15,6 +15,7 @@ const (
 	inToolCall
 	inToolCallsID
 	inFunctionName
+	inCustomName
 	inBlock
 	inBlockType
 	inBlockText
@@ -94,6 +95,7 @@ var paths = func() *jsonspan.Paths {
 		"messages.*.tool_calls.*",
 		"messages.*.tool_calls.*.id",
 		"messages.*.tool_calls.*.function.name",
+		"messages.*.tool_calls.*.custom.name",
 		"messages.*.content.*",
 		"messages.*.content.*.type",
 		"messages.*.content.*.text",
@@ -210,6 +212,9 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		m.toolCalls = v.kind
 
 	case inToolCall:
+		if !b.name.isText() {
+			b.name = b.custom
+		}
 		c.addCall(b.id, b.name)
 		c.nextBlock()
 	case inBlock:
@@ -222,6 +227,8 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		b.id = v
 	case inFunctionName, inBlockName:
 		b.name = v
+	case inCustomName:
+		b.custom = v
 	case inToolUseID:
 		b.useID = v
 	case inIsError:

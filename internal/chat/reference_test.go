@@ -327,6 +327,9 @@ func referenceMessages(messages []any, raw rawItems) referenceConversation {
 			for _, e := range elements {
 				if call, isObject := e.(map[string]any); isObject {
 					function, _ := call["function"].(map[string]any)
+					if referenceString(function["name"]) == "" {
+						function, _ = call["custom"].(map[string]any)
+					}
 					calls = append(calls, referenceCall{id: referenceString(call["id"]), name: referenceName(function["name"])})
 				}
 			}
