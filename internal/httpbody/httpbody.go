@@ -67,7 +67,7 @@ func Encoding(header http.Header) string {
 }
 
 // DropDescription removes headers that are wrong for a changed body: its length, its encoding, its
-// digests and its ETag.
+// digests and its ETag. The last two may also be trailers.
 func DropDescription(header http.Header) {
 	for _, name := range description {
 		delete(header, name)
@@ -76,7 +76,9 @@ func DropDescription(header http.Header) {
 
 var description = []string{
 	"Content-Length", "Content-Encoding", "Etag",
-	"Content-Md5", "Digest", "Content-Digest", "Repr-Digest",
+	"Content-Md5", "Digest", "Content-Digest", "Repr-Digest", http.TrailerPrefix + "Etag",
+	http.TrailerPrefix + "Content-Md5", http.TrailerPrefix + "Digest",
+	http.TrailerPrefix + "Content-Digest", http.TrailerPrefix + "Repr-Digest",
 }
 
 // opener returns a function that opens a body with a Content-Encoding; nil if the encoding is

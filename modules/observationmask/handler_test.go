@@ -374,6 +374,33 @@ func TestTrailersStayTrailers(t *testing.T) {
 	}
 }
 
+// A digest of the original, sent as a trailer, is dropped if the body was changed (O14).
+func TestDigestsInTrailers(t *testing.T) {
+	for _, announced := range []bool{true, false} {
+		for text, want := range map[string]string{
+			message(strings.Repeat("x", 10000)):   "",
+			message(strings.Repeat("x", 4000)):    "sha-256=:abc=:",
+			message(strings.Repeat("x", 3000000)): "",
+		} {
+			server := proxy(t, provision(t, `{}`), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				name := http.TrailerPrefix + "Content-Digest"
+				if announced {
+					name = "Content-Digest"
+					w.Header().Set("Trailer", name)
+				}
+				_, _ = io.WriteString(w, text)
+				w.(http.Flusher).Flush()
+				w.Header().Set(name, "sha-256=:abc=:")
+			}))
+			response, body := post(t, server)
+			if got := response.Trailer.Get("Content-Digest"); got != want || isMasked(body) != (want == "") {
+				t.Errorf("announced %t, %d of %d bytes: digest %q, want %q", announced, len(body), len(text), got, want)
+			}
+		}
+	}
+}
+
 // A response may break off before anything was sent, or in the middle of a string that is being
 // cut. The client gets the part that arrived, and sees that the response is incomplete.
 func TestUpstreamAbortsInMidBody(t *testing.T) {

@@ -264,6 +264,8 @@ func (w *responseWriter) finish() {
 			}
 		}
 		_ = w.send(w.changed(), length)
+	} else if w.changed() {
+		httpbody.DropDescription(w.Header()) // these are the trailers now
 	}
 	w.release()
 }
