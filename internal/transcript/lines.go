@@ -29,6 +29,20 @@ type line struct {
 	Messages json.RawMessage `json:"messages"`
 	Input    json.RawMessage `json:"input"`
 	Contents json.RawMessage `json:"contents"`
+	Request  wrapped         `json:"request"`
+}
+
+// A wrapped request is one of Code Assist. Other values decode as an empty one.
+type wrapped struct{ Contents json.RawMessage }
+
+func (w *wrapped) UnmarshalJSON(raw []byte) error {
+	var request struct {
+		Contents json.RawMessage `json:"contents"`
+	}
+	if json.Unmarshal(raw, &request) == nil {
+		w.Contents = request.Contents
+	}
+	return nil
 }
 
 // isLine reports whether a file is a single line of a Claude Code or Codex session.
@@ -78,7 +92,7 @@ func (r *lineReader) read(l *line, raw []byte) error {
 		return r.readClaude(l)
 	case l.Payload != nil:
 		return r.readCodex(l)
-	case l.Messages != nil || l.Input != nil || l.Contents != nil:
+	case l.Messages != nil || l.Input != nil || l.Contents != nil || l.Request.Contents != nil:
 		return r.readRequest(raw)
 	case l.Type == "message" || l.fromModel() || strings.HasSuffix(string(l.Type), "_output"):
 		r.conversation("", `{"input":[`).add(raw, l.fromModel(), l.Timestamp.time()) // early Codex versions

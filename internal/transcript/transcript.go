@@ -239,6 +239,9 @@ func readBody(body []byte) (*Conversation, error) {
 		}
 		return c, nil
 	}
+	if request := members["request"]; len(request) > 0 && request[0] == '{' { // of Code Assist
+		return readBody(request)
+	}
 	return nil, ErrUnknownFormat
 }
 

@@ -47,6 +47,17 @@ const (
 	input    = `{"input":[`
 )
 
+const (
+	geminiUser   = `{"role":"user","parts":[{"text":"u"}]}`
+	geminiCall   = `{"role":"model","parts":[{"functionCall":{"name":"read","args":{}}}]}`
+	geminiResult = `{"role":"user","parts":[{"functionResponse":{"name":"read","response":{"output":"r"}}}]}`
+	contents     = `{"systemInstruction":{"parts":[{"text":"s"}]},"contents":[`
+)
+
+func codeAssist(messages ...string) string {
+	return `{"model":"m","project":"p","request":` + list(contents, messages...) + `}`
+}
+
 func TestRequests(t *testing.T) {
 	system, user := `{"content":"s","role":"system"}`, `{"content":"u","role":"user"}`
 	for _, test := range []struct {
@@ -66,6 +77,16 @@ func TestRequests(t *testing.T) {
 				list(`{"instructions":"i","input":[`, itemUser),
 				list(`{"instructions":"i","input":[`, itemUser, itemThink, itemCall, itemResult),
 			}},
+		},
+		{
+			name: "Code Assist wraps the body",
+			file: codeAssist(geminiUser, geminiCall, geminiResult),
+			want: [][]string{{list(contents, geminiUser), list(contents, geminiUser, geminiCall, geminiResult)}},
+		},
+		{
+			name: "JSON Lines of Code Assist",
+			file: lines(codeAssist(geminiUser), `{"request":"other"}`, codeAssist(geminiUser, geminiCall, geminiResult)),
+			want: [][]string{{list(contents, geminiUser), list(contents, geminiUser, geminiCall, geminiResult)}},
 		},
 		{
 			name: "cache breakpoints are removed",
