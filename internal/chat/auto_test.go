@@ -273,6 +273,20 @@ func TestBreakpoints(t *testing.T) {
 	if both <= 9 || messages <= both {
 		t.Errorf("masking begins at turn %d with marks on both, and at %d with marks on messages only", both, messages)
 	}
+	// Bedrock marks with blocks.
+	for mark, want := range map[string]struct {
+		ttl   time.Duration
+		cache caching
+	}{
+		"":                                   {time.Hour, caching{}},
+		`,{"cachePoint":{"type":"default"}}`: {5 * time.Minute, caching{opening: true, messages: true}},
+		`,{"cachePoint":{"type":"default","ttl":"1h"}}`: {time.Hour, caching{opening: true, messages: true, hour: true}},
+	} {
+		c := parsed(t, `{"system":[{"text":"s"}`+mark+`],"messages":[{"role":"user","content":[{"text":"go"}`+mark+`]}]}`)
+		if c.CacheTTL() != want.ttl || c.cache != want.cache {
+			t.Errorf("Converse with %q: %+v for %s, want %+v", mark, c.cache, c.CacheTTL(), want)
+		}
+	}
 	for want, c := range map[time.Duration]*Conversation{
 		5 * time.Minute: parsed(t, request(1, mark, mark)), time.Hour: parsed(t, request(1, mark, hour)),
 	} {

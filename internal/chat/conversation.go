@@ -167,7 +167,7 @@ type list struct {
 	reply          int32 // start of the model's last reply, or 0
 }
 
-// caching holds the cache settings of a request, as Anthropic's have them.
+// caching holds the cache settings of a request, as Anthropic's and Bedrock's have them.
 type caching struct {
 	opening  bool // tools or the system prompt are marked for caching
 	messages bool // messages are marked for caching

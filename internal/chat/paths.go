@@ -64,6 +64,12 @@ const (
 	inToolsCacheTTL
 	inBlockCacheControl
 	inBlockCacheTTL
+	inSystemCachePoint
+	inSystemCachePointTTL
+	inToolsCachePoint
+	inToolsCachePointTTL
+	inBlockCachePoint
+	inBlockCachePointTTL
 	inContents
 	inContentsMessage
 	inContentsRole
@@ -144,6 +150,12 @@ var paths = func() *jsonspan.Paths {
 		"tools.*.cache_control.ttl",
 		"messages.*.content.*.cache_control",
 		"messages.*.content.*.cache_control.ttl",
+		"system.*.cachePoint", // Bedrock's
+		"system.*.cachePoint.ttl",
+		"toolConfig.tools.*.cachePoint",
+		"toolConfig.tools.*.cachePoint.ttl",
+		"messages.*.content.*.cachePoint",
+		"messages.*.content.*.cachePoint.ttl",
 		"contents",
 		"contents.*",
 		"contents.*.role",
@@ -290,11 +302,12 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inExitCode:
 		b.shellFailed = b.shellFailed || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
 
-	case inCacheControl, inBlockCacheControl:
+	case inCacheControl, inBlockCacheControl, inBlockCachePoint:
 		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
-	case inSystemCacheControl, inToolsCacheControl:
+	case inSystemCacheControl, inToolsCacheControl, inSystemCachePoint, inToolsCachePoint:
 		c.cache.opening = c.cache.opening || v.kind == jsonspan.BeginObject
-	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL:
+	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL,
+		inSystemCachePointTTL, inToolsCachePointTTL, inBlockCachePointTTL:
 		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
 
 	case inContentsMessage:
