@@ -3,9 +3,11 @@ package redis
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	_ "embed"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +32,8 @@ const (
 	// connection's queue, where waiting has no timeout.
 	maxPending = 512
 	bufferSize = 64 << 10 // per connection and direction
+	// reconnectPause is the minimum time between two calls of reconnect that have an effect.
+	reconnectPause = 3 * time.Second
 )
 
 // An engine is a Redis server or a group of them.
@@ -47,6 +51,8 @@ type engine struct {
 
 	mu     sync.Mutex
 	topics map[string]*topic
+
+	connections connections // only of a single server
 }
 
 // open returns an engine that connects in the background.
@@ -67,6 +73,9 @@ func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 		pending: make(chan struct{}, maxPending), topics: map[string]*topic{},
 	}
 	e.closed, e.close = context.WithCancel(context.Background())
+	if option.ForceSingleClient {
+		option.DialCtxFn = e.connections.dialer(option.DialCtxFn)
+	}
 	go e.connect(option)
 	return e
 }
@@ -161,18 +170,80 @@ func (e *engine) do(ctx context.Context, command command) (rueidis.RedisMessage,
 	select {
 	case result := <-answered:
 		message, err := result.ToMessage()
-		return message, mapError(err)
+		return message, e.mapError(err)
 	case <-ctx.Done():
 		return rueidis.RedisMessage{}, ctx.Err()
 	}
 }
 
 // mapError maps an error of Redis to one of package replicas.
-func mapError(err error) error {
-	if redisError, ok := rueidis.IsRedisErr(err); ok && strings.Contains(redisError.Error(), "OOM ") {
+func (e *engine) mapError(err error) error {
+	redisError, ok := rueidis.IsRedisErr(err)
+	if !ok {
+		return err
+	}
+	switch text := redisError.Error(); {
+	case strings.Contains(text, "OOM "):
 		return replicas.ErrFull
+	case strings.Contains(text, "READONLY "), strings.Contains(text, "MASTERDOWN "):
+		e.connections.reconnect()
 	}
 	return err
+}
+
+// The connections of an engine. Behind the address of a single server may be a DNS name or a
+// balancer that leads to the current master. A former master that has become a replica keeps its
+// connections open, so the engine must close them to get to the new one.
+type connections struct {
+	mu     sync.Mutex
+	latest context.Context // its end closes the connections; nil without any
+	end    context.CancelFunc
+	ended  time.Time
+}
+
+type dialer = func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error)
+
+// dialer returns a function that dials, and adds the connection.
+func (c *connections) dialer(dial dialer) dialer {
+	return func(ctx context.Context, address string, d *net.Dialer, config *tls.Config) (conn net.Conn, err error) {
+		switch {
+		case dial != nil:
+			conn, err = dial(ctx, address, d, config)
+		case config != nil:
+			conn, err = (&tls.Dialer{NetDialer: d, Config: config}).DialContext(ctx, "tcp", address)
+		default:
+			conn, err = d.DialContext(ctx, "tcp", address)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.latest == nil {
+			c.latest, c.end = context.WithCancel(context.Background())
+		}
+		return &connection{conn, context.AfterFunc(c.latest, func() { _ = conn.Close() })}, nil
+	}
+}
+
+// reconnect closes all connections. The clients then open new ones.
+func (c *connections) reconnect() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.latest != nil && time.Since(c.ended) > reconnectPause {
+		c.end()
+		c.latest, c.ended = nil, time.Now()
+	}
+}
+
+type connection struct {
+	net.Conn
+	remove func() bool
+}
+
+func (c *connection) Close() error {
+	c.remove()
+	return c.Conn.Close()
 }
 
 // Get implements replicas.Engine.
@@ -186,6 +257,9 @@ func (e *engine) Get(ctx context.Context, keys ...string) ([][]byte, error) {
 	all, err := answer.ToArray()
 	if err != nil {
 		return nil, err
+	}
+	if len(all) != len(keys) {
+		return nil, fmt.Errorf("requested %d values, got %d", len(keys), len(all))
 	}
 	values := make([][]byte, len(all))
 	for i := range all {

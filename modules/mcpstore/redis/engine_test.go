@@ -1,9 +1,11 @@
 package redis
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"runtime"
 	"slices"
@@ -311,4 +313,107 @@ func TestFailover(t *testing.T) {
 	// The old master comes back as a replica.
 	s.master.Restart()
 	waitUsable(t, e)
+}
+
+// A relay forwards connections to a server, as the address of a Kubernetes Service does.
+type relay struct {
+	addr   string
+	target atomic.Pointer[replicastest.Redis] // of new connections
+	answer func(request []byte) []byte        // answers requests instead of the server; nil for none
+}
+
+func startRelay(t *testing.T, target *replicastest.Redis, answer func([]byte) []byte) *relay {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{addr: listener.Addr().String(), answer: answer}
+	r.target.Store(target)
+	var running sync.WaitGroup
+	t.Cleanup(func() {
+		_ = listener.Close()
+		running.Wait()
+	})
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", r.target.Load().Addr)
+			if err != nil {
+				_ = client.Close()
+				continue
+			}
+			running.Go(func() {
+				defer server.Close()
+				r.forward(server, client)
+			})
+			running.Go(func() {
+				defer client.Close()
+				_, _ = io.Copy(client, server)
+			})
+		}
+	})
+	return r
+}
+
+// forward forwards the requests of a client.
+func (r *relay) forward(server, client net.Conn) {
+	for buffer := make([]byte, 64<<10); ; {
+		n, err := client.Read(buffer)
+		if err != nil {
+			return
+		}
+		to, text := server, buffer[:n]
+		if r.answer != nil {
+			if answer := r.answer(text); answer != nil {
+				to, text = client, answer
+			}
+		}
+		if _, err := to.Write(text); err != nil {
+			return
+		}
+	}
+}
+
+// An address may lead to another server after a failover, while the former master keeps its
+// connections and only refuses writes.
+func TestFailoverBehindAnAddress(t *testing.T) {
+	before, after := replicastest.StartRedis(t), replicastest.StartRedis(t)
+	address := startRelay(t, before, nil)
+	e := openEngine(t, Redis{URL: "redis://" + address.addr})
+	var lost atomic.Int64
+	received := subscribeWithLoss(t, e, "test:{a}", func() { lost.Add(1) })
+	for i := range 64 { // uses all connections
+		if _, err := e.Get(t.Context(), fmt.Sprintf("test:{%d}", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	address.target.Store(after)
+	before.Do("REPLICAOF", "127.0.0.1", "1") // not of the other one, so that a message shows where the topic is
+	waitUsable(t, e)
+	for range 64 {
+		if err := try(t, e); err != nil {
+			t.Fatalf("a connection still leads to the former master: %v", err)
+		}
+	}
+	await.Until(t, "the topic is at the new master", func() bool { return lost.Load() > 0 })
+	waitForMessage(t, e, "test:{a}", received)
+}
+
+// A response with too few values is an error.
+func TestMissingValues(t *testing.T) {
+	address := startRelay(t, replicastest.StartRedis(t), func(request []byte) []byte {
+		if bytes.Contains(request, []byte("MGET")) {
+			return []byte("*0\r\n")
+		}
+		return nil
+	})
+	e := openEngine(t, Redis{URL: "redis://" + address.addr})
+	waitUsable(t, e)
+	if values, err := e.Get(t.Context(), "test:v"); err == nil {
+		t.Errorf("got %q", values)
+	}
 }
