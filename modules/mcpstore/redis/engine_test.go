@@ -403,6 +403,66 @@ func TestFailoverBehindAnAddress(t *testing.T) {
 	waitForMessage(t, e, "test:{a}", received)
 }
 
+// Values that this version did not write, such as those of a newer one, are replaced. They do not
+// make the store unavailable.
+func TestForeignValues(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	ctx := t.Context()
+	foreign := func(key, kind string) {
+		t.Helper()
+		server.Do("DEL", key)
+		switch kind {
+		case "list":
+			expect(t, server, ":1", "RPUSH", key, "1")
+		case "hash":
+			expect(t, server, ":1", "HSET", key, "", "many")
+		default:
+			expect(t, server, "+OK", "SET", key, kind)
+		}
+	}
+	bucket := replicas.Bucket{Key: "test:{b}", Rate: 100, Burst: 5, Want: 1}
+	for _, kind := range []string{"list", "hash", "", "text", "1 2 3", "nan 1", "-nan 1", "1 nan", "inf", "0 9e17"} {
+		foreign(bucket.Key, kind)
+		taken, wait, err := e.Spend(ctx, []replicas.Bucket{bucket})
+		if taken != nil || wait > 10*time.Millisecond || err != nil {
+			t.Errorf("spend with %q: %v, %s, %v", kind, taken, wait, err)
+		}
+		await.Until(t, "a token after "+kind, func() bool {
+			taken, _, err := e.Spend(ctx, []replicas.Bucket{bucket})
+			return err == nil && len(taken) == 1
+		})
+	}
+	for _, kind := range []string{"list", "hash"} {
+		foreign("test:{v}", kind)
+		if values, err := e.Get(ctx, "test:{v}"); err != nil || values[0] != nil {
+			t.Errorf("get of a %s: %q, %v", kind, values, err)
+		}
+		if swapped, err := e.Swap(ctx, "test:{v}", nil, []byte("1"), time.Hour); !swapped || err != nil {
+			t.Errorf("swap of a %s: %t, %v", kind, swapped, err)
+		}
+		foreign("test:{v}", kind)
+		if err := e.Set(ctx, "test:{v}", []byte("1"), time.Hour); err != nil {
+			t.Errorf("set of a %s: %v", kind, err)
+		}
+	}
+	entry := replicas.Entry{Owner: "test:{o}", Key: "test:{o}k", Value: []byte("1"), TTL: time.Hour, OwnerBytes: 300}
+	for _, kind := range []string{"list", "hash", "text"} {
+		for _, key := range []string{entry.Key, entry.Owner + ":ends", entry.Owner + ":sizes"} {
+			foreign(key, kind)
+			for _, name := range []string{"a", "b"} {
+				entry.Key = "test:{o}" + name
+				if err := e.Keep(ctx, entry); err != nil {
+					t.Errorf("keep with a %s at %s: %v", kind, key, err)
+				}
+			}
+			if values, err := e.Get(ctx, "test:{o}a", "test:{o}b"); err != nil || values[0] != nil || values[1] == nil {
+				t.Errorf("kept with a %s at %s: %q, %v", kind, key, values, err)
+			}
+		}
+	}
+}
+
 // A response with too few values is an error.
 func TestMissingValues(t *testing.T) {
 	address := startRelay(t, replicastest.StartRedis(t), func(request []byte) []byte {

@@ -15,10 +15,14 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local total = tonumber(redis.call('HGET', sizes, '') or 0)
+local total = tonumber(redis.pcall('HGET', sizes, '') or 0)
+if not total or redis.pcall('ZRANGE', ends, 0, 0).err then -- not written by this script
+	redis.call('DEL', ends, sizes)
+	total = 0
+end
 
 local function forget(key)
-	total = total - (redis.call('HGET', sizes, key) or 0)
+	total = total - (tonumber(redis.call('HGET', sizes, key)) or 0)
 	redis.call('HDEL', sizes, key)
 	redis.call('ZREM', ends, key)
 end

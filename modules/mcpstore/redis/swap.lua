@@ -1,6 +1,7 @@
 -- Replaces the value of KEYS[1], if it is the old value.
 -- ARGV: "1" and the old value, or "0" and "" for none; the same for the new value; the TTL in ms, 0 for none.
-local current = redis.call('GET', KEYS[1])
+local current = redis.pcall('GET', KEYS[1])
+if type(current) == 'table' then current = false end -- of another type: counts as missing, as for MGET
 if ARGV[1] == '1' then
 	if current ~= ARGV[2] then return 0 end
 elseif current then
