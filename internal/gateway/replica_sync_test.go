@@ -877,6 +877,36 @@ func TestRecordsOverTheQuota(t *testing.T) {
 	}
 }
 
+// The ends of an owner's sessions that exceed its quota are not stored, but still sent to the
+// replicas that run.
+func TestSessionsEndedOverTheQuota(t *testing.T) {
+	p := legacyPeer("a")
+	one, other, engine := newReplicas(t, p)
+	connect := func(identity string) *testClient {
+		u := one.user(t, mcp.Legacy)
+		u.identity = identity
+		return u.connect()
+	}
+	end := func(u *testClient, stored int) {
+		t.Helper()
+		before := len(engine.Values())
+		u.end()
+		if n := len(engine.Values()) - before; n != stored {
+			t.Errorf("%s: stored %d values, want %d", u.identity, n, stored)
+		}
+		if s := u.atGateway(other).call("a::x"); s.status != http.StatusNotFound {
+			t.Errorf("%s: got %d %s", u.identity, s.status, s.body)
+		}
+	}
+	end(connect("x"), 1)
+	all := replicas.Bucket{Key: "session ends", Rate: 1, Burst: maxStoredEnds, Want: maxStoredEnds}
+	if _, _, err := one.replicaSync.bus.space.Spend(t.Context(), "x", []replicas.Bucket{all}); err != nil {
+		t.Fatal(err)
+	}
+	end(connect("x"), 0)
+	end(connect("y"), 1)
+}
+
 // A session with a server that began during an outage of the store is kept after it.
 func TestSessionsStartedDuringAnOutage(t *testing.T) {
 	p := legacyPeer("a")

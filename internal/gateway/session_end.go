@@ -110,16 +110,20 @@ type sessionEnd struct {
 
 // An unsentEnd is the end of a session that other replicas have not got yet.
 type unsentEnd struct {
-	key    string
-	end    *sessionEnd
-	stored bool // written to the store
-	sent   bool // published to replicas
+	key string
+	end *sessionEnd
+	// What has been done.
+	counted bool // for the quota of the owner
+	stored  bool // written to the store, or over the quota
+	sent    bool // published to replicas
 }
 
 const (
 	// maxUnsentEnds limits the ends that wait for the store. Other replicas never learn about those
 	// beyond.
 	maxUnsentEnds = 10_000
+	// maxStoredEnds limits the ends per owner that are stored in sessionTime.
+	maxStoredEnds = maxEndedSessions
 	// maxUnsentRequest limits the bytes of the request in a waiting end.
 	maxUnsentRequest = 4 << 10
 )
@@ -160,11 +164,11 @@ func (e *sessionEnds) share(ctx context.Context, c *client, request *http.Reques
 var defaultEndRequest = wireRequest{Method: http.MethodDelete, URL: "/"}
 
 // send stores and publishes an end, as far as that is not done. It does both, because a replica may
-// read the record before it is written. It does not count for the owner's quota: a client without
-// quota can still end sessions.
+// read the record before it is written. An end that exceeds the quota of its owner is not stored,
+// so replicas that start later still accept the session.
 func (e *sessionEnds) send(ctx context.Context, u *unsentEnd) (err error) {
 	if left := sessionTime - time.Since(u.end.Issued); !u.stored && left > 0 {
-		err = e.bus.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), left)
+		err = e.store(ctx, u, left)
 		u.stored = err == nil
 	}
 	if !u.sent {
@@ -173,6 +177,22 @@ func (e *sessionEnds) send(ctx context.Context, u *unsentEnd) (err error) {
 		err = errors.Join(err, failed)
 	}
 	return err
+}
+
+// store stores an end, unless that exceeds the quota of its owner. The quota is not that of other
+// records: a client that has used that can still end sessions.
+func (e *sessionEnds) store(ctx context.Context, u *unsentEnd, ttl time.Duration) error {
+	if !u.counted {
+		b := replicas.Bucket{
+			Key: "session ends", Rate: maxStoredEnds / sessionTime.Seconds(), Burst: maxStoredEnds, Want: 1,
+		}
+		taken, _, err := e.bus.space.Spend(ctx, u.end.Owner, []replicas.Bucket{b})
+		if err != nil || len(taken) == 0 {
+			return err
+		}
+		u.counted = true
+	}
+	return e.bus.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), ttl)
 }
 
 // sendUnsent sends unsent ends until there are none.

@@ -211,7 +211,7 @@ func TestCost(t *testing.T) {
 		}, cost{messages: 1}},
 		{"two server requests, answered at another replica, legacy",
 			func(t *testing.T) { legacy.respondAtOther(t, "modern", a, b) }, cost{messages: 2}},
-		{"a session ends", func(t *testing.T) { legacy.useReplica(b).end(t) }, cost{scripts: 1, messages: 1}},
+		{"a session ends", func(t *testing.T) { legacy.useReplica(b).end(t) }, cost{scripts: 2, messages: 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := m.now(t)
