@@ -44,7 +44,7 @@ func (n oneWayMessage) forwardResponse() *jsonrpc.Failure {
 			return nil // the replica that got it first has sent it to the server
 		}
 		if l != nil {
-			_ = n.sendToReplica("", !l.isLocal(s)) // the server gets the response in any case
+			n.sendToReplica("", !l.isLocal(s)) // the server gets the response in any case
 		} else if failure := n.sendResponseToReplica(""); failure != nil {
 			return failure
 		}
@@ -131,7 +131,7 @@ func (n oneWayMessage) send(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 func (n oneWayMessage) cancel() {
 	call := n.client.calls.get(n.Message.Literal(jsonrpc.RequestID))
 	if call == nil {
-		_ = n.sendToReplica("", false) // the call may run at another replica
+		n.sendToReplica("", false) // the call may run at another replica
 		return
 	}
 	n.Server = n.g.linkServer(call.link)
@@ -157,7 +157,7 @@ func (n oneWayMessage) progress() {
 	case !ok:
 		return
 	case n.isAtOtherReplica(origin):
-		_ = n.sendToReplica(origin.replica, false)
+		n.sendToReplica(origin.replica, false)
 		return
 	}
 	var edits []jsonspan.Edit

@@ -15,6 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
@@ -68,7 +69,13 @@ type replicaSync struct {
 	lists   *listBroadcast
 	ends    *sessionEnds
 	records *sessionRecords
+	notices *quota.Meter // messages of clients that are being sent to other replicas, or handled for them
 }
+
+var (
+	forwardedMessagesQuota = quota.NewKind("forwarded_messages")
+	noticeLimits           = quota.Limits{Entries: 10_000, OwnerEntries: 100, Bytes: 256 << 20, OwnerBytes: 16 << 20}
+)
 
 // newReplicaSync returns the replicaSync of a State, nil if space is nil. It is subscribed when
 // newReplicaSync returns, or as soon as the store is available.
@@ -82,6 +89,7 @@ func newReplicaSync(s *State, space *replicas.Space) *replicaSync {
 		state: s, bus: b, work: work, ends: ends,
 		lists:   &listBroadcast{state: s, bus: b},
 		records: &sessionRecords{state: s, bus: b, store: recordStore{s, space}, work: work, ends: ends},
+		notices: quota.NewMeter(forwardedMessagesQuota, noticeLimits),
 	}
 	b.subscribe(topicAll, rs.receive)
 	b.subscribe(replicaTopic(space.Replica), rs.receive)
@@ -93,6 +101,7 @@ func (rs *replicaSync) close() {
 	if rs != nil {
 		rs.bus.close()
 		rs.lists.stop()
+		rs.notices.Close()
 	}
 }
 
@@ -178,7 +187,7 @@ func (rs *replicaSync) receive(text []byte) {
 	case msg.Refresh != "":
 		rs.receiveRefresh(msg.Refresh)
 	case msg.Session != "":
-		rs.receiveSession(msg)
+		rs.receiveSession(msg, int64(len(text)))
 	}
 }
 
@@ -211,8 +220,8 @@ func (rs *replicaSync) receiveRefresh(server string) {
 	}
 }
 
-// receiveSession handles a message about a session.
-func (rs *replicaSync) receiveSession(msg *replicaMessage) {
+// receiveSession handles a message of some bytes about a session.
+func (rs *replicaSync) receiveSession(msg *replicaMessage, bytes int64) {
 	if msg.Ended != nil {
 		rs.ends.note(msg.Session, msg.Ended) // before lookUp: a client that is added later is refused
 	}
@@ -233,7 +242,17 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage) {
 			}
 		})
 	case msg.Notice != nil:
-		rs.state.clients.runFor(c, func() { rs.handleClientMessage(c, msg.Notice) })
+		// The client does not wait for the server, so nothing else limits how many there are.
+		if !rs.notices.Take(c.owner, bytes) {
+			return
+		}
+		handle := func() {
+			defer rs.notices.Give(c.owner, bytes)
+			rs.handleClientMessage(c, msg.Notice)
+		}
+		if !rs.state.clients.runFor(c, handle) {
+			rs.notices.Give(c.owner, bytes)
+		}
 	case msg.Resumed != nil:
 		if call := c.calls.get(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
 			call.Cancel(nil)
@@ -404,19 +423,8 @@ type clientMessage struct {
 }
 
 // sendToReplica sends the message to a replica, or to all if replica is empty.
-func (n oneWayMessage) sendToReplica(replica string, settled bool) error {
-	rs := n.g.replicaSync
-	if rs == nil || n.fromReplica || n.Message.IsNotification() && len(n.Message.Raw) > maxForwardedNotification {
-		return nil
-	}
-	topic := topicAll
-	if replica != "" {
-		topic = replicaTopic(replica)
-	}
-	_, err := rs.bus.publishContext(rs.bus.ctx, topic, replicaMessage{Session: n.client.key, Notice: &clientMessage{
-		n.Caller.Identity, n.Caller.Address, n.Caller.User, newWireRequest(n.HTTP), n.Message.Raw, settled,
-	}})
-	return err
+func (n oneWayMessage) sendToReplica(replica string, settled bool) {
+	_ = n.forward(replica, settled, func() bool { return false })
 }
 
 // responseTimeout is how long a response is retried while the store is unavailable, every
@@ -427,12 +435,38 @@ const responseTimeout, responsePause = 10 * time.Second, 250 * time.Millisecond
 func (n oneWayMessage) sendResponseToReplica(replica string) *jsonrpc.Failure {
 	ctx, cancel := context.WithTimeout(n.ctx, responseTimeout)
 	defer cancel()
-	for n.sendToReplica(replica, false) != nil {
-		if !backoff.Sleep(ctx, responsePause) {
+	return n.forward(replica, false, func() bool { return backoff.Sleep(ctx, responsePause) })
+}
+
+// forward implements sendToReplica. It tries again while retry returns true.
+func (n oneWayMessage) forward(replica string, settled bool, retry func() bool) *jsonrpc.Failure {
+	rs := n.g.replicaSync
+	if rs == nil || n.fromReplica || n.Message.IsNotification() && len(n.Message.Raw) > maxForwardedNotification {
+		return nil
+	}
+	owner, bytes := n.client.owner, int64(len(n.Message.Raw))
+	if !rs.notices.Take(owner, bytes) {
+		return jsonrpc.Busy()
+	}
+	defer rs.notices.Give(owner, bytes)
+	topic := topicAll
+	if replica != "" {
+		topic = replicaTopic(replica)
+	}
+	text, ok := rs.bus.encode(replicaMessage{Session: n.client.key, Notice: &clientMessage{
+		n.Caller.Identity, n.Caller.Address, n.Caller.User, newWireRequest(n.HTTP), n.Message.Raw, settled,
+	}})
+	if !ok {
+		return nil
+	}
+	for {
+		if _, err := rs.bus.space.Publish(rs.bus.ctx, topic, text); err == nil {
+			return nil
+		}
+		if !retry() {
 			return jsonrpc.StoreUnavailable("the response cannot be forwarded to the replica that needs it")
 		}
 	}
-	return nil
 }
 
 // handleClientMessage handles a message that a client sent to another replica. It does nothing
@@ -555,13 +589,22 @@ func (b *bus) publish(topic string, msg replicaMessage) (received bool) {
 
 // publishContext is like publish, with a context, and returns errors.
 func (b *bus) publishContext(ctx context.Context, topic string, msg replicaMessage) (received bool, err error) {
-	msg.From = b.space.Replica
-	text := jsonrpc.Encode(msg)
-	if len(text) > maxReplicaMessage {
-		b.state.gateways().logger().Warn("message to other replicas dropped: too long", zap.Int("bytes", len(text)))
+	text, ok := b.encode(msg)
+	if !ok {
 		return false, nil
 	}
 	return b.space.Publish(ctx, topic, text)
+}
+
+// encode encodes a message from this replica. It reports false if the message is too long.
+func (b *bus) encode(msg replicaMessage) (text []byte, ok bool) {
+	msg.From = b.space.Replica
+	text = jsonrpc.Encode(msg)
+	if len(text) > maxReplicaMessage {
+		b.state.gateways().logger().Warn("message to other replicas dropped: too long", zap.Int("bytes", len(text)))
+		return nil, false
+	}
+	return text, true
 }
 
 // publishAndWait sends a message about a session to all replicas. If the client has a stream at one

@@ -3,10 +3,12 @@ package gateway
 import (
 	"errors"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
@@ -905,6 +907,66 @@ func TestSessionsEndedOverTheQuota(t *testing.T) {
 	}
 	end(connect("x"), 0)
 	end(connect("y"), 1)
+}
+
+// A client does not wait for the servers that get its messages from another replica. So it can
+// forward only a limited number at once, and does not affect other clients.
+func TestForwardedMessagesAreBounded(t *testing.T) {
+	answered := make(chan struct{})
+	defer close(answered)
+	wait := func(http.ResponseWriter, *incoming) { <-answered }
+	p := legacyPeer("a").handle("tools/call", wait).handle("notifications/cancelled", wait)
+	one, other, _ := newReplicas(t, p)
+	start := func(identity string) (there *testClient) {
+		u := one.user(t, mcp.Legacy)
+		u.identity = identity
+		u.connect().start(http.MethodPost, u.request("77", "tools/call", `{"name":"a::x"}`))
+		return u.atGateway(other)
+	}
+	x, y := start("x"), start("y")
+	p.waitFor(t, "tools/call", 2)
+	for range 3 * noticeLimits.OwnerEntries {
+		x.notify("notifications/cancelled", `{"requestId":77}`)
+	}
+	y.notify("notifications/cancelled", `{"requestId":77}`)
+	p.waitFor(t, "notifications/cancelled", noticeLimits.OwnerEntries+1)
+	if n := p.count("notifications/cancelled"); n != noticeLimits.OwnerEntries+1 {
+		t.Errorf("the server got %d messages at once", n)
+	}
+	notices := other.replicaSync.notices
+	if !notices.Take("x", noticeLimits.OwnerBytes-10) {
+		t.Fatal("the quota is already used")
+	}
+	defer notices.Give("x", noticeLimits.OwnerBytes-10)
+	response := `{"jsonrpc":"2.0","id":"a::ABCDEFGHIJKLMNOPQRSTUVWXYZ","result":{}}`
+	if s := x.post(response); s.symbol() != "busy" {
+		t.Errorf("over the quota: got %d %s", s.status, s.body)
+	}
+	if s := y.post(response); s.status != http.StatusAccepted {
+		t.Errorf("another client: got %d %s", s.status, s.body)
+	}
+}
+
+// A large response that waits for the store is not encoded again and again.
+func TestLargeResponsesWithoutTheStore(t *testing.T) {
+	const size = 1 << 20
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		u := newMemoryReplica(t, engine, nil, legacyPeer("a")).legacy(t)
+		engine.Down.Store(true)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		s := u.post(`{"jsonrpc":"2.0","id":"a::ABCDEFGHIJKLMNOPQRSTUVWXYZ","result":{"x":"` +
+			strings.Repeat("x", size) + `"}}`)
+		runtime.ReadMemStats(&after)
+		if s.symbol() != "store_unavailable" {
+			t.Errorf("got %d %s", s.status, s.body)
+		}
+		if n := (after.TotalAlloc - before.TotalAlloc) / size; n > 25 {
+			t.Errorf("used %d times the memory of the response", n)
+		}
+		engine.Down.Store(false)
+	})
 }
 
 // A session with a server that began during an outage of the store is kept after it.

@@ -67,6 +67,7 @@ var filledElsewhere = map[string]string{
 	"calls":                  "TestCallsOfOthersAreNotPushedOut of internal/activity",
 	"confirmations":          "TestConfirmationsAreBounded of internal/inbound; a client has 100 entries of a few bytes",
 	"forwarded_calls":        "TestForwardedCallsAreBounded of internal/gateway; only replicas have them",
+	"forwarded_messages":     "TestForwardedMessagesAreBounded of internal/gateway; only replicas have them",
 	"focus_arguments":        "TestToolCache of internal/upstream; they belong to tools of servers",
 	"rates":                  "a client has one entry",
 	"store_writes":           "TestBehindIsBounded of internal/replicas; it needs a shared store",
