@@ -55,6 +55,8 @@ const (
 	taskTime = 24 * time.Hour
 	// shareTime is the minimum time between updates of a task in the shared store.
 	shareTime = time.Hour
+	// maxListed is how many tasks a message can name. Each may be looked up in the shared store.
+	maxListed = 1_000
 )
 
 var tasksQuota = quota.NewKind("tasks")
@@ -163,6 +165,9 @@ func (t *Tasks) check(c *access.Caller, s *Server, p *PostedMessage) *jsonrpc.Fa
 		var listed []string // not ids, which would escape to the heap for every request
 		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &listed) != nil {
 			return jsonrpc.InvalidParams("taskIds: not a list of ids").WithStatusOK()
+		}
+		if len(listed) > maxListed {
+			return jsonrpc.InvalidParams("taskIds: too many entries").WithStatusOK()
 		}
 		ids = listed
 	}

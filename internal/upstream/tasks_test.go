@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -121,6 +122,26 @@ func TestTasksOfOtherReplicasAreLimited(t *testing.T) {
 	for id, want := range map[string]bool{"bob's": true, "0": false, "199": true} {
 		if _, known, err := b.get(taskKey{"a", id}); known != want || err != nil {
 			t.Errorf("%s is known: %t, %v", id, known, err)
+		}
+	}
+}
+
+// Unknown tasks are looked up in the shared store, so one message can name only so many.
+func TestMessagesNameFewTasks(t *testing.T) {
+	engine := replicastest.New()
+	all := NewTasks(replicastest.Replica(t, engine).Space("gateway"))
+	defer all.Close()
+	for _, n := range []int{maxListed, maxListed + 1} {
+		var p PostedMessage
+		message := `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"taskIds":["x"` +
+			strings.Repeat(`,"x"`, n-1) + `]}}}`
+		if err := p.Message.Read([]byte(message)); err != nil {
+			t.Fatal(err)
+		}
+		before := engine.Operations.Load()
+		failure := all.check(&access.Caller{}, &Server{Name: "a"}, &p)
+		if operations := engine.Operations.Load() - before; (failure == nil) != (n <= maxListed) || operations > maxListed {
+			t.Errorf("%d tasks: %v after %d operations", n, failure, operations)
 		}
 	}
 }
