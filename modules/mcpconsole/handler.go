@@ -4,6 +4,7 @@ package mcpconsole
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/rand"
@@ -96,12 +97,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.Validate(); err != nil { // before paths are built from it
 		return err
 	}
-	if h.Path == "" {
-		h.Path = "/console"
-	}
-	if h.Currency == "" {
-		h.Currency = "$"
-	}
+	h.Path = cmp.Or(h.Path, "/console")
+	h.Currency = cmp.Or(h.Currency, "$")
 	h.admission = admission{hosts: h.hostPolicy(), user: h.User}
 	if len(h.AuthRaw) > 0 {
 		modules, err := ctx.LoadModule(h, "AuthRaw")

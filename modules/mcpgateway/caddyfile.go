@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -423,13 +424,11 @@ func (s *Server) proxyToURL(address string) error {
 	// Send the host name of the URL, not that of the gateway.
 	transport := &mcphttp.Transport{Host: u.Host}
 	transport.DialTimeout = caddy.Duration(5 * time.Second)
-	port := u.Port()
+	port := "80"
 	if u.Scheme == "https" {
-		transport.TLS = new(reverseproxy.TLSConfig)
+		transport.TLS, port = new(reverseproxy.TLSConfig), "443"
 	}
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
+	port = cmp.Or(u.Port(), port)
 	s.proxyTo(net.JoinHostPort(u.Hostname(), port), transport, mcphttp.Name)
 	return nil
 }

@@ -34,46 +34,19 @@ var processKey = seal.NewKey()
 // setDefaults fills in defaults. It must run before the servers are provisioned, because their IDs
 // depend on the defaults.
 func (h *Handler) setDefaults() {
-	if h.ResponseTimeout == 0 {
-		h.ResponseTimeout = caddy.Duration(30 * time.Second)
-	}
-	if h.RequestLimit == 0 {
-		h.RequestLimit = 10 << 20
-	}
-	if h.InFlightLimit == 0 {
-		h.InFlightLimit = max(inbound.DefaultInFlightLimit(), h.RequestLimit)
-	}
-	if h.MCPPath == "" {
-		h.MCPPath = "/mcp"
-	}
-	if h.RPCPath == "" {
-		h.RPCPath = "/api/mcp-gateway"
-	}
-	if h.HealthTimeout == 0 {
-		h.HealthTimeout = caddy.Duration(5 * time.Second)
-	}
-	if h.Separator == "" {
-		h.Separator = mcp.Separator
-	}
-	if h.MaxNameLength == 0 {
-		h.MaxNameLength = 64
-	}
-	if h.JoinTimeout == 0 {
-		h.JoinTimeout = caddy.Duration(15 * time.Second)
-	}
-	if h.ReportMissing == nil {
-		on := true
-		h.ReportMissing = &on
-	}
-	if h.Start == "" {
-		h.Start = startLazy
-	}
-	if h.Audit == "" {
-		h.Audit = auditDenied
-	}
-	if h.MaxSessions == 0 {
-		h.MaxSessions = 100_000
-	}
+	h.ResponseTimeout = cmp.Or(h.ResponseTimeout, caddy.Duration(30*time.Second))
+	h.RequestLimit = cmp.Or(h.RequestLimit, 10<<20)
+	h.InFlightLimit = cmp.Or(h.InFlightLimit, max(inbound.DefaultInFlightLimit(), h.RequestLimit))
+	h.MCPPath = cmp.Or(h.MCPPath, "/mcp")
+	h.RPCPath = cmp.Or(h.RPCPath, "/api/mcp-gateway")
+	h.HealthTimeout = cmp.Or(h.HealthTimeout, caddy.Duration(5*time.Second))
+	h.Separator = cmp.Or(h.Separator, mcp.Separator)
+	h.MaxNameLength = cmp.Or(h.MaxNameLength, 64)
+	h.JoinTimeout = cmp.Or(h.JoinTimeout, caddy.Duration(15*time.Second))
+	h.ReportMissing = cmp.Or(h.ReportMissing, new(true))
+	h.Start = cmp.Or(h.Start, startLazy)
+	h.Audit = cmp.Or(h.Audit, auditDenied)
+	h.MaxSessions = cmp.Or(h.MaxSessions, 100_000)
 }
 
 // newGateway creates the gateway, and acquires the state that it keeps.

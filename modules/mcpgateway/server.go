@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,12 +108,8 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	if s.isDefaultPath {
 		s.Path = "/rpc"
 	}
-	if s.Timeout == 0 {
-		s.Timeout = h.ResponseTimeout
-	}
-	if s.Start == "" {
-		s.Start = h.Start
-	}
+	s.Timeout = cmp.Or(s.Timeout, h.ResponseTimeout)
+	s.Start = cmp.Or(s.Start, h.Start)
 	target, err := parsePath(s.Path)
 	if err != nil {
 		return fmt.Errorf("path: %w", err)
@@ -132,9 +129,7 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 			return fmt.Errorf("answers: %w", err)
 		}
 	}
-	if s.ForwardAuthHeader == nil {
-		s.ForwardAuthHeader = &h.ForwardAuthHeader
-	}
+	s.ForwardAuthHeader = cmp.Or(s.ForwardAuthHeader, &h.ForwardAuthHeader)
 	for _, route := range s.Routes {
 		for i, handler := range route.HandlersRaw {
 			route.HandlersRaw[i] = withTransport(handler)
@@ -213,9 +208,7 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 	case fallback != nil:
 		config, s.hasMask = *fallback, true
 	}
-	if config.Server == "" {
-		config.Server = s.Name
-	}
+	config.Server = cmp.Or(config.Server, s.Name)
 	module, err := ctx.LoadModuleByID("http.handlers.observation_mask", caddyconfig.JSON(config, nil))
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -292,9 +293,7 @@ func (f *Focus) provision() (*toolview.Focus, error) {
 	if !f.on() {
 		return nil, nil
 	}
-	if f.Argument == "" {
-		f.Argument = "focus"
-	}
+	f.Argument = cmp.Or(f.Argument, "focus")
 	if err := f.check(); err != nil {
 		return nil, err
 	}

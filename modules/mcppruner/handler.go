@@ -3,6 +3,7 @@
 package mcppruner
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -151,12 +152,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.Validate(); err != nil { // before the stores are opened with its values
 		return err
 	}
-	if h.StoreLimit.Entries == 0 {
-		h.StoreLimit.Entries = 1000
-	}
-	if h.StoreLimit.Bytes == 0 {
-		h.StoreLimit.Bytes = 64 << 20
-	}
+	h.StoreLimit.Entries = cmp.Or(h.StoreLimit.Entries, 1000)
+	h.StoreLimit.Bytes = cmp.Or(h.StoreLimit.Bytes, 64<<20)
 	h.origins = h.originPolicy()
 	h.MaxInputChars = h.intSetting("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000,
 		"MCP_PRUNER_MAX_INPUT_CHARS")

@@ -3,6 +3,7 @@
 package mcpstdio
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -197,30 +198,18 @@ func Host(dial string) (host string, known bool) {
 }
 
 func (t *Transport) setDefaults() {
-	if t.Framing == "" {
-		t.Framing = stdio.Newline
-	}
-	if t.Isolation == "" {
-		t.Isolation = stdio.Shared
-	}
-	if t.StartTimeout == 0 {
-		t.StartTimeout = caddy.Duration(2 * time.Minute)
-	}
-	if t.StopGrace == 0 {
-		t.StopGrace = caddy.Duration(2 * time.Second)
-	}
-	if t.MaxLine == 0 {
-		t.MaxLine = 64 << 20
-	}
+	t.Framing = cmp.Or(t.Framing, stdio.Newline)
+	t.Isolation = cmp.Or(t.Isolation, stdio.Shared)
+	t.StartTimeout = cmp.Or(t.StartTimeout, caddy.Duration(2*time.Minute))
+	t.StopGrace = cmp.Or(t.StopGrace, caddy.Duration(2*time.Second))
+	t.MaxLine = cmp.Or(t.MaxLine, 64<<20)
 	if t.MaxSessions == 0 {
 		t.MaxSessions = 10_000
 		if t.Isolation == stdio.PerSession {
 			t.MaxSessions = 100
 		}
 	}
-	if t.SessionTTL == 0 {
-		t.SessionTTL = caddy.Duration(time.Hour)
-	}
+	t.SessionTTL = cmp.Or(t.SessionTTL, caddy.Duration(time.Hour))
 }
 
 // config returns the configuration of the pool. It replaces placeholders that do not depend on a

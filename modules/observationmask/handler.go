@@ -3,6 +3,7 @@
 package observationmask
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -134,17 +135,11 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 
 // compile sets the defaults and creates the policies.
 func (h *Handler) compile() error {
-	if h.MaxChars == nil {
-		h.MaxChars = new(mask.DefaultMaxChars)
-	}
+	h.MaxChars = cmp.Or(h.MaxChars, new(mask.DefaultMaxChars))
 	// A lower max_chars alone shortens head and tail, too.
 	side := max(*h.MaxChars, 0) / 2
-	if h.HeadChars == nil {
-		h.HeadChars = new(min(mask.DefaultHeadChars, side))
-	}
-	if h.TailChars == nil {
-		h.TailChars = new(min(mask.DefaultTailChars, side))
-	}
+	h.HeadChars = cmp.Or(h.HeadChars, new(min(mask.DefaultHeadChars, side)))
+	h.TailChars = cmp.Or(h.TailChars, new(min(mask.DefaultTailChars, side)))
 	h.policy = mask.Policy{
 		MaxChars: *h.MaxChars, HeadChars: *h.HeadChars, TailChars: *h.TailChars, KeepMedia: h.KeepMedia,
 		HoldLimit: defaultHoldLimit,
@@ -287,9 +282,7 @@ func (h *Handler) Cleanup() error { return h.store.Release() }
 
 func (r *Recover) setDefaults() {
 	r.SetDefaults()
-	if r.Hint == nil {
-		r.Hint = new(mask.DefaultHint)
-	}
+	r.Hint = cmp.Or(r.Hint, new(mask.DefaultHint))
 }
 
 // maxOriginal returns the maximum size of an original in bytes.

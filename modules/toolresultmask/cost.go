@@ -1,6 +1,7 @@
 package toolresultmask
 
 import (
+	"cmp"
 	"math"
 	"sync/atomic"
 	"time"
@@ -41,9 +42,7 @@ func (p *prompt) maskedBy(other prompt) {
 // others.
 func (p prompt) tokens(usage chat.Usage) (unmasked, sent int64) {
 	sent = int64(usage.Input)
-	if sent == 0 {
-		sent = int64(p.sent / chat.CharsPerToken)
-	}
+	sent = cmp.Or(sent, int64(p.sent/chat.CharsPerToken))
 	if p.sent == 0 {
 		return sent, sent
 	}
@@ -121,9 +120,7 @@ func (h *Handler) isCold(c *chat.Conversation, past chat.Past, now time.Time) bo
 		return true
 	}
 	ttl := time.Duration(h.CacheTTL)
-	if ttl == 0 {
-		ttl = c.CacheTTL()
-	}
+	ttl = cmp.Or(ttl, c.CacheTTL())
 	return !past.At.IsZero() && now.Sub(past.At) > ttl
 }
 

@@ -3,6 +3,7 @@
 package toolresultmask
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -276,15 +277,9 @@ func (h *Handler) compile() error {
 }
 
 func (h *Handler) setDefaults() {
-	if h.Enabled == nil {
-		h.Enabled = new(true)
-	}
-	if h.WindowTurns == nil {
-		h.WindowTurns = new(chat.DefaultWindowTurns)
-	}
-	if h.KeepErrors == nil {
-		h.KeepErrors = new(Errors(chat.ErrorsOn))
-	}
+	h.Enabled = cmp.Or(h.Enabled, new(true))
+	h.WindowTurns = cmp.Or(h.WindowTurns, new(chat.DefaultWindowTurns))
+	h.KeepErrors = cmp.Or(h.KeepErrors, new(Errors(chat.ErrorsOn)))
 	if h.PlaceholderTemplate == "" {
 		h.PlaceholderTemplate = chat.DefaultTemplate.String()
 		if h.Recover != nil {
@@ -294,30 +289,14 @@ func (h *Handler) setDefaults() {
 	if h.Recover != nil {
 		h.Recover.SetDefaults()
 	}
-	if h.StepTurns == 0 {
-		h.StepTurns = 1
-	}
-	if h.CachePrices == nil {
-		h.CachePrices = new(CachePrices)
-	}
-	if h.CachePrices.Read == 0 {
-		h.CachePrices.Read = chat.DefaultReadPrice
-	}
-	if h.CachePrices.Write == 0 {
-		h.CachePrices.Write = chat.DefaultWritePrice
-	}
-	if h.MaxLoss == nil {
-		h.MaxLoss = new(chat.DefaultMaxLoss)
-	}
-	if h.BufferLimit == 0 {
-		h.BufferLimit = 32 << 20
-	}
-	if h.MaxBuffered == 0 {
-		h.MaxBuffered = 512 << 20
-	}
-	if h.BodyTimeout == 0 {
-		h.BodyTimeout = caddy.Duration(30 * time.Second)
-	}
+	h.StepTurns = cmp.Or(h.StepTurns, 1)
+	h.CachePrices = cmp.Or(h.CachePrices, new(CachePrices))
+	h.CachePrices.Read = cmp.Or(h.CachePrices.Read, chat.DefaultReadPrice)
+	h.CachePrices.Write = cmp.Or(h.CachePrices.Write, chat.DefaultWritePrice)
+	h.MaxLoss = cmp.Or(h.MaxLoss, new(chat.DefaultMaxLoss))
+	h.BufferLimit = cmp.Or(h.BufferLimit, 32<<20)
+	h.MaxBuffered = cmp.Or(h.MaxBuffered, 512<<20)
+	h.BodyTimeout = cmp.Or(h.BodyTimeout, caddy.Duration(30*time.Second))
 }
 
 // Validate ensures that the configuration makes sense.

@@ -3,6 +3,7 @@
 package storepool
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -187,15 +188,9 @@ func (b *Bounds) parseTTL(d *caddyfile.Dispenser) error {
 
 // SetDefaults sets the defaults.
 func (b *Bounds) SetDefaults() {
-	if b.TTL == 0 {
-		b.TTL = caddy.Duration(time.Hour)
-	}
-	if b.MaxEntries == 0 {
-		b.MaxEntries = 1000
-	}
-	if b.MaxBytes == 0 {
-		b.MaxBytes = 64 << 20
-	}
+	b.TTL = cmp.Or(b.TTL, caddy.Duration(time.Hour))
+	b.MaxEntries = cmp.Or(b.MaxEntries, 1000)
+	b.MaxBytes = cmp.Or(b.MaxBytes, 64<<20)
 }
 
 // Validate rejects negative bounds.

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -78,9 +79,7 @@ func (MTLS) CaddyModule() caddy.ModuleInfo {
 
 // Provision fills in the default.
 func (m *MTLS) Provision(caddy.Context) error {
-	if m.Field == "" {
-		m.Field = "cn"
-	}
+	m.Field = cmp.Or(m.Field, "cn")
 	return nil
 }
 
