@@ -26,11 +26,6 @@ import (
 // a gateway is logged again only if it changes.
 var announcements = caddy.NewUsagePool()
 
-type announcement struct{}
-
-// Destruct implements caddy.Destructor.
-func (announcement) Destruct() error { return nil }
-
 // An announcer logs where clients reach a gateway, and which clients may use it.
 type announcer struct {
 	key string // in announcements; empty until the gateway is announced
@@ -47,8 +42,7 @@ func (a *announcer) announce(h *Handler) {
 	}
 	urls, clients := h.place.urls(h.paths.below("")), h.place.admission(h.auth.providers)
 	a.key = digest([]any{h.Name, servers, urls, clients})
-	_, known, _ := announcements.LoadOrNew(a.key, func() (caddy.Destructor, error) { return announcement{}, nil })
-	if !known {
+	if _, known := announcements.LoadOrStore(a.key, nil); !known {
 		h.logger.Info("serving MCP", zap.String("gateway", h.Name), zap.Strings("servers", servers),
 			zap.Strings("urls", urls), zap.String("clients", clients))
 	}
@@ -291,6 +285,3 @@ func rawAuthenticates(handlers []json.RawMessage) (found, reached bool) {
 	}
 	return false, false
 }
-
-// Interface guard
-var _ caddy.Destructor = announcement{}

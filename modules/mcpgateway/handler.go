@@ -382,9 +382,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	admits := h.sharedKey() + "\x00" + h.auth.fingerprint + "\x00" + digest(h.Clients) + "\x00"
 	for _, s := range h.Servers {
 		s.health.open(h.Name, s)
-		if err := s.streams.open(admits+s.id, h.lifetime.exiting); err != nil {
-			return err
-		}
+		s.streams.open(admits+s.id, h.lifetime.exiting)
 	}
 	if err := h.newGateway(); err != nil {
 		return err
@@ -408,9 +406,7 @@ func (h *Handler) provisionServers(ctx caddy.Context) error {
 		if err := s.provision(ctx, h); err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		if err := h.pins.open(s); err != nil {
-			return fmt.Errorf("server %q: %w", s.Name, err)
-		}
+		h.pins.open(s)
 		for _, name := range s.names() {
 			if h.byName[name] != nil {
 				return fmt.Errorf("server %q: duplicate name or alias %q", s.Name, name)

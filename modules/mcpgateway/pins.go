@@ -36,9 +36,6 @@ type serverPins struct {
 	pause   atomic.Pointer[time.Time] // do not save before this time; nil for no pause
 }
 
-// Destruct implements caddy.Destructor.
-func (*serverPins) Destruct() error { return nil }
-
 // A pinStore saves the pins of servers in Caddy's storage and, with mcp_store, in the shared store.
 // The shared pins decide. The copy in Caddy's storage serves a replica while the shared store is
 // unavailable, and restores the shared pins if they are lost.
@@ -57,30 +54,22 @@ type pinStore struct {
 var pinPool = caddy.NewUsagePool()
 
 // open acquires the pins of a server.
-func (p *pinStore) open(s *Server) error {
+func (p *pinStore) open(s *Server) {
 	key := s.source + "\x00" + p.storeID
-	value, _, err := pinPool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		sum := sha256.Sum256([]byte(s.source))
-		name := path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
-		return &serverPins{poolKey: key, key: name}, nil
-	})
-	if err != nil {
-		return err
-	}
+	sum := sha256.Sum256([]byte(s.source))
+	name := path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
+	value, _ := pinPool.LoadOrStore(key, &serverPins{poolKey: key, key: name})
 	s.pins = value.(*serverPins)
 	if p.enabled {
 		p.load(s)
 	}
-	return nil
 }
 
 // release releases the pins of a server. p may be nil.
-func (p *serverPins) release() error {
-	if p == nil {
-		return nil
+func (p *serverPins) release() {
+	if p != nil {
+		_, _ = pinPool.Delete(p.poolKey)
 	}
-	_, err := pinPool.Delete(p.poolKey)
-	return err
 }
 
 // follow merges the pins of other replicas, now and whenever they change. As long as those are

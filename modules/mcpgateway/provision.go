@@ -104,9 +104,7 @@ func (h *Handler) newGateway() error {
 			config.NotificationRoutes = append(config.NotificationRoutes, n.config(h))
 		}
 	}
-	if err := h.kept.open(h, key); err != nil {
-		return err
-	}
+	h.kept.open(h, key)
 	h.gateway = gateway.New(config, h.kept.clients, h.kept.retained)
 	return nil
 }
@@ -136,32 +134,25 @@ var retainedPool = caddy.NewUsagePool()
 
 // open acquires the state of a gateway that seals session IDs with a key. The keys in the pools
 // include the shared store, whose state it mirrors.
-func (k *keptState) open(h *Handler, key []byte) error {
-	retainedKey := h.reloadKey() + "\x00" + storeID(h.store)
-	retained, _, err := retainedPool.LoadOrNew(retainedKey, func() (caddy.Destructor, error) {
+func (k *keptState) open(h *Handler, key []byte) {
+	k.retainedKey = h.reloadKey() + "\x00" + storeID(h.store)
+	retained, _, _ := retainedPool.LoadOrNew(k.retainedKey, func() (caddy.Destructor, error) {
 		if h.store == nil {
 			return gateway.NewRetained(nil, false), nil
 		}
 		return gateway.NewRetained(h.store.Space("gateway\x00"+h.sharedKey()), h.store.AllowWhenDown), nil
 	})
-	if err != nil {
-		return err
-	}
-	k.retained, k.retainedKey = retained.(*gateway.Retained), retainedKey
+	k.retained = retained.(*gateway.Retained)
 	sealedBy := sha256.Sum256(key) // clients are found by their sealed session IDs
 	scope := h.sharedKey() + "\x00" + string(sealedBy[:])
-	clientsKey := scope + storeID(h.store)
-	clients, _, err := states.LoadOrNew(clientsKey, func() (caddy.Destructor, error) {
+	k.clientsKey = scope + storeID(h.store)
+	clients, _, _ := states.LoadOrNew(k.clientsKey, func() (caddy.Destructor, error) {
 		if h.store == nil {
 			return gateway.NewState(nil), nil
 		}
 		return gateway.NewState(h.store.Space("state\x00" + scope)), nil
 	})
-	if err != nil {
-		return err
-	}
-	k.clients, k.clientsKey = clients.(*gateway.State), clientsKey
-	return nil
+	k.clients = clients.(*gateway.State)
 }
 
 // close releases the state.

@@ -195,7 +195,8 @@ func (s *Server) cleanup() error {
 		release()
 	}
 	s.replaced.Store(true)
-	return errors.Join(s.streams.close(), s.pins.release())
+	s.pins.release()
+	return s.streams.close()
 }
 
 // provisionMask loads the mask of the server, or else a copy of fallback. The mask gets the name of
@@ -341,9 +342,6 @@ type startRecord struct{ done atomic.Bool }
 // startRecords are the records in use, by gateway and server.
 var startRecords = caddy.NewUsagePool()
 
-// Destruct implements caddy.Destructor.
-func (*startRecord) Destruct() error { return nil }
-
 // start starts the eager servers in the background. It is called when the configuration has
 // started, because validation must not start anything. key identifies the gateway over reloads.
 func (st *starter) start(ctx context.Context, servers []*Server, key string) {
@@ -354,7 +352,7 @@ func (st *starter) start(ctx context.Context, servers []*Server, key string) {
 			continue
 		}
 		key := key + "\x00" + s.id
-		value, _, _ := startRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return new(startRecord), nil })
+		value, _ := startRecords.LoadOrStore(key, new(startRecord))
 		st.keys = append(st.keys, key)
 		record := value.(*startRecord)
 		if record.done.Load() && len(s.upstreams.children) == 0 {
@@ -465,18 +463,14 @@ type serverStreams struct {
 }
 
 // open acquires a scope. Its streams also end when exiting is done.
-func (s *serverStreams) open(key string, exiting context.Context) error {
-	value, _, err := streamScopes.LoadOrNew(key, func() (caddy.Destructor, error) {
+func (s *serverStreams) open(key string, exiting context.Context) {
+	value, _, _ := streamScopes.LoadOrNew(key, func() (caddy.Destructor, error) {
 		scope := new(streamScope)
 		scope.Context, scope.end = context.WithCancel(context.Background())
 		return scope, nil
 	})
-	if err != nil {
-		return err
-	}
 	s.scope, s.key = value.(*streamScope), key
 	s.cancelExitHook = context.AfterFunc(exiting, s.scope.end)
-	return nil
 }
 
 // close releases the scope.
@@ -490,8 +484,5 @@ func (s *serverStreams) close() error {
 	return err
 }
 
-// Interface guards
-var (
-	_ caddy.Destructor = (*startRecord)(nil)
-	_ caddy.Destructor = (*streamScope)(nil)
-)
+// Interface guard
+var _ caddy.Destructor = (*streamScope)(nil)

@@ -94,9 +94,8 @@ type serverHealth struct {
 // open acquires the record of a server.
 func (h *serverHealth) open(gateway string, s *Server) {
 	h.key = gateway + "\x00" + s.id
-	value, _, _ := healthRecords.LoadOrNew(h.key, func() (caddy.Destructor, error) {
-		return &healthRecord{server: s.Name, hasChildren: len(s.upstreams.children) > 0}, nil
-	})
+	value, _ := healthRecords.LoadOrStore(h.key,
+		&healthRecord{server: s.Name, hasChildren: len(s.upstreams.children) > 0})
 	h.Store(value.(*healthRecord))
 }
 

@@ -129,11 +129,7 @@ func (h *HMAC) Provision(ctx caddy.Context) (err error) {
 		if _, ok := h.known[client.Client]; ok {
 			return fmt.Errorf("client %s is given twice", client.Client)
 		}
-		nonces, err := openNonceSet(client.Client, secret)
-		if err != nil {
-			return err
-		}
-		h.known[client.Client] = hmacClient{[]byte(secret), nonces}
+		h.known[client.Client] = hmacClient{[]byte(secret), openNonceSet(client.Client, secret)}
 		h.fingerprints.add(client.Client, []byte(secret))
 	}
 	return nil
@@ -348,13 +344,10 @@ type nonceSetKey struct {
 // nonceSets survive reloads. Otherwise a reload would allow replays.
 var nonceSets = caddy.NewUsagePool()
 
-func openNonceSet(client, secret string) (*nonceSet, error) {
+func openNonceSet(client, secret string) *nonceSet {
 	key := nonceSetKey{client, sha256.Sum256([]byte(secret))}
-	value, _, err := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) { return newNonceSet(key), nil })
-	if err != nil {
-		return nil, err
-	}
-	return value.(*nonceSet), nil
+	value, _, _ := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) { return newNonceSet(key), nil })
+	return value.(*nonceSet)
 }
 
 func newNonceSet(key nonceSetKey) *nonceSet {
