@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/hashicorp/golang-lru/v2/simplelru"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -30,7 +30,7 @@ type Login struct {
 	machineGrant string // the grant, if no person logs in
 	oauth        *oauth.Server
 	pages        *Pages
-	failures     failures // recent failures by account
+	failures     *lru.Cache[string, failure] // by account
 
 	announced atomic.Bool // the required login has been logged
 }
@@ -42,7 +42,7 @@ func (l *Login) Await(ctx context.Context, client string) bool {
 	defer ticker.Stop()
 	for {
 		changed := loginChanges.next()
-		l.failures.forget(l.accountOf(client))
+		l.failures.Remove(l.accountOf(client))
 		if !account.LoginRequired(ctx) {
 			return true
 		}
@@ -78,7 +78,7 @@ func (l *Login) Serve(
 	account := l.oauth.Account(id)
 	token, err := l.token(r, account)
 	if err == nil {
-		err = l.failures.recent(id, token)
+		err = l.recentFailure(id, token)
 	}
 	target := *r.URL
 	for tries := 1; err == nil; tries++ {
@@ -101,7 +101,7 @@ func (l *Login) Serve(
 		}
 		if err != nil && attempt.status == http.StatusUnauthorized &&
 			r.Method == http.MethodPost && r.Context().Err() == nil {
-			l.failures.add(id, refused, err)
+			l.failures.Add(id, failure{sha256.Sum256([]byte(refused)), err, time.Now()})
 		}
 	}
 	switch {
@@ -212,7 +212,7 @@ func (l *Login) notifyChanged(account string) {
 
 // reset clears the failures of an account, and wakes requests that wait for its login.
 func (l *Login) reset(account string) {
-	l.failures.forget(account)
+	l.failures.Remove(account)
 	l.announced.Store(false)
 	loginChanges.notify()
 }
@@ -341,14 +341,8 @@ func (a *attempt) Unwrap() http.ResponseWriter { return a.w }
 // ReadFrom keeps io.Copy from using the ReadFrom of the underlying writer.
 func (a *attempt) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
 
-// failures holds recent failures by account. While a failure is recent, the gateway does not send
-// the same token to the server again.
-type failures struct {
-	mu    sync.Mutex
-	known *simplelru.LRU[string, failure]
-}
-
-// A failure says why the server refused a token.
+// A failure says why the server refused a token. While it is recent, the gateway does not send the
+// same token to the server again.
 type failure struct {
 	token [sha256.Size]byte
 	err   error
@@ -362,57 +356,21 @@ const (
 	maxFailures = 10_000
 )
 
-// add records the failure of an account with a token.
-func (f *failures) add(account, token string, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.known.Add(account, failure{sha256.Sum256([]byte(token)), err, time.Now()})
-}
-
-// recent returns the recent failure of an account with a token, or nil.
-func (f *failures) recent(account, token string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	known, ok := f.known.Get(account)
+// recentFailure returns the recent failure of an account with a token, or nil.
+func (l *Login) recentFailure(account, token string) error {
+	known, ok := l.failures.Get(account)
 	if ok && time.Since(known.time) < failurePause && known.token == sha256.Sum256([]byte(token)) {
 		return known.err
 	}
 	return nil
 }
 
-// forget removes the failure of an account.
-func (f *failures) forget(account string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.known.Remove(account)
-}
-
-// usedStates holds the states of finished logins in this process.
-var usedStates stateSet
-
-// A stateSet is a set of IDs of states.
-type stateSet struct {
-	mu   sync.Mutex
-	used *simplelru.LRU[string, struct{}]
-}
+// usedStates holds the IDs of the states of finished logins in this process.
+var usedStates, _ = lru.New[string, struct{}](maxStates) // the size is positive
 
 // maxStates limits the number of IDs. If an ID is dropped, the authorization server still accepts
 // the code only once.
 const maxStates = 100_000
-
-// add adds an ID and reports whether it is new.
-func (s *stateSet) add(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.used == nil {
-		s.used, _ = simplelru.NewLRU[string, struct{}](maxStates, nil) // the size is positive
-	}
-	if s.used.Contains(id) {
-		return false
-	}
-	s.used.Add(id, struct{}{})
-	return true
-}
 
 // loginChanges wakes requests that wait for a login, when a login in this process changes.
 var loginChanges = &signal{pending: make(chan struct{})}

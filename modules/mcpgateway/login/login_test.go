@@ -584,12 +584,12 @@ func TestLoginAtThreeReplicas(t *testing.T) {
 			t.Errorf("replica %d: %v, %q", i, err, w.Body)
 		}
 	}
-	usedStates = stateSet{} // as in another process
+	usedStates.Purge() // as in another process
 	if status, page = b.open(t, get(callback)); status != http.StatusBadRequest ||
 		!strings.Contains(page, "already finished") {
 		t.Errorf("a second callback at another replica: %d %s", status, page)
 	}
-	usedStates = stateSet{}
+	usedStates.Purge()
 	engine.Down.Store(true)
 	if status, page = b.open(t, get(callback)); status != http.StatusServiceUnavailable ||
 		!strings.Contains(page, "shared store is unavailable") {

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
@@ -97,7 +97,7 @@ func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) 
 	if o.isMachine() {
 		l.machineGrant = o.Grant
 	}
-	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
+	l.failures, _ = lru.New[string, failure](maxFailures) // the size is positive
 	p.logins[server] = l
 	return l, nil
 }
@@ -347,7 +347,8 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	if err := p.checkUser(r, s.ticket); err != nil {
 		return err
 	}
-	first := usedStates.add(s.ID)
+	used, _ := usedStates.ContainsOrAdd(s.ID, struct{}{})
+	first := !used
 	if first && p.ClaimState != nil {
 		if first, err = p.ClaimState(r.Context(), s.ID, stateTime); err != nil {
 			return &refusal{http.StatusServiceUnavailable, "The login cannot be finished: " + err.Error() + ". Start again."}
