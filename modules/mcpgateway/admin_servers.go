@@ -43,7 +43,7 @@ func (g adminGateway) serverStatus(s *Server, sessions map[string]int) adminapi.
 		Sessions:  sessions[s.Name],
 	}
 	for _, c := range s.upstreams.children {
-		for _, child := range c.transport.Status(c.host) {
+		for _, child := range c.pool.Status(c.host) {
 			status.Children = append(status.Children, adminapi.ChildStatus{Address: c.host, Status: child})
 			status.Restarts += child.Restarts
 		}
@@ -122,7 +122,7 @@ func (c *serverCall) restart() (int, any, error) {
 	ctx := context.WithoutCancel(c.r.Context()) // finish even if the operator disconnects
 	var failures []error
 	for _, child := range s.upstreams.children {
-		if err := child.transport.Restart(ctx, child.host); err != nil {
+		if err := child.pool.Restart(ctx, child.host); err != nil {
 			failures = append(failures, err)
 		}
 	}
@@ -322,7 +322,7 @@ func operatorRequest(ctx context.Context) *http.Request {
 // skipBackoff ends the pauses before child processes are restarted.
 func (u *upstreams) skipBackoff() {
 	for _, c := range u.children {
-		c.transport.SkipBackoff(c.host)
+		c.pool.SkipBackoff(c.host)
 	}
 }
 

@@ -140,7 +140,7 @@ func (u *upstreams) checkChildren(ctx context.Context) (attempted bool, err erro
 	)
 	for _, c := range u.children {
 		checks.Go(func() {
-			childAttempted, err := c.transport.Check(ctx, c.host)
+			childAttempted, err := c.pool.CheckStarted(ctx, c.host)
 			mu.Lock()
 			defer mu.Unlock()
 			attempted = attempted || childAttempted
@@ -283,7 +283,7 @@ func (s *Server) readiness() (word string, up bool) {
 func (u *upstreams) childrenReadiness() (word string, up bool) {
 	word, up = string(stdio.Idle), true
 	for _, child := range u.children {
-		for _, status := range child.transport.Status(child.host) {
+		for _, status := range child.pool.Status(child.host) {
 			switch {
 			case status.Session, status.State == stdio.Idle:
 			case status.State == stdio.Running:

@@ -407,11 +407,11 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 	s.health.Store(record)
 	checks.checkOnce(t.Context(), s, record)
 	child := s.upstreams.children[0]
-	status := child.transport.Status("alpha:1")[0]
+	status := child.pool.Status("alpha:1")[0]
 	if status.State != stdio.Idle || s.healthState().Known {
 		t.Errorf("before the first request: child %s, server %s", status.State, s.healthState().name())
 	}
-	if err := child.transport.Restart(t.Context(), "alpha:1"); err != nil {
+	if err := child.pool.Restart(t.Context(), "alpha:1"); err != nil {
 		t.Fatal(err)
 	}
 	checks.checkOnce(t.Context(), s, record)
@@ -419,7 +419,7 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 		t.Errorf("a child that does not respond: %+v", got)
 	}
 	await.Until(t, "the child is restarted", func() bool {
-		status = child.transport.Status("alpha:1")[0]
+		status = child.pool.Status("alpha:1")[0]
 		return status.Restarts == 1
 	})
 	if status.LastError != "ended by signal: killed" {

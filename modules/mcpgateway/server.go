@@ -421,7 +421,7 @@ func (u *upstreams) startChildren(ctx context.Context, timeout time.Duration) er
 	var failures []error
 	for _, c := range u.children {
 		waiting, cancel := context.WithTimeout(ctx, timeout)
-		if err := c.transport.Start(waiting, c.host); err != nil {
+		if err := c.pool.Start(waiting, c.host); err != nil {
 			failures = append(failures, err)
 		}
 		cancel()

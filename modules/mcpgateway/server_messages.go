@@ -97,7 +97,7 @@ func (s *Server) answerChildren() {
 		return
 	}
 	for _, child := range s.upstreams.children {
-		release := child.transport.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
+		release := child.pool.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
 			switch a := s.server.Answer(method); a.Action {
 			case upstream.Deliver:
 				return nil, false
@@ -115,7 +115,7 @@ func (s *Server) answerChildren() {
 // client listens to it here. Clients of those replicas may use the same process next.
 func (s *Server) watchChildren(g *gateway.Gateway) {
 	for _, child := range s.upstreams.children {
-		release := child.transport.Watch(child.host, func(notice string, unread []string) {
+		release := child.pool.Watch(child.host, func(notice string, unread []string) {
 			g.ChildListChanged(s.Name, notice, unread)
 		})
 		s.releases = append(s.releases, release)

@@ -304,7 +304,7 @@ func (u *upstreams) childState(state healthState) healthState {
 	running, down := false, false
 	var failed stdio.Status // the latest failure
 	for _, c := range u.children {
-		for _, status := range c.transport.Status(c.host) {
+		for _, status := range c.pool.Status(c.host) {
 			switch status.State {
 			case stdio.Running:
 				running = running || !state.Known || state.Healthy || status.Since.After(state.FailedAt)

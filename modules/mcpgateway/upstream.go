@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
@@ -274,8 +275,9 @@ type upstreams struct {
 
 // A child is an upstream with one or more child processes.
 type child struct {
-	transport *mcpstdio.Transport
-	host      string
+	pool    *stdio.Pool
+	host    string
+	program string
 }
 
 // findUpstreams returns the upstreams in provisioned routes.
@@ -315,7 +317,7 @@ func (u *upstreams) addProxy(proxy *reverseproxy.Handler) {
 		if !isChild {
 			u.addProxied(upstream, proxy.HealthChecks)
 		} else if host, ok := mcpstdio.Host(upstream.Dial); ok {
-			u.addChild(child{transport, host})
+			u.addChild(child{transport.Pool(), host, transport.Command[0]})
 		}
 	}
 }
@@ -336,10 +338,10 @@ func (u *upstreams) url(target *url.URL) string {
 
 // command returns the program of the child processes, or "". Arguments may contain secrets.
 func (u *upstreams) command() string {
-	if len(u.children) == 0 || len(u.children[0].transport.Command) == 0 {
+	if len(u.children) == 0 {
 		return ""
 	}
-	return u.children[0].transport.Command[0]
+	return u.children[0].program
 }
 
 func (u *upstreams) addProxied(upstream *reverseproxy.Upstream, checks *reverseproxy.HealthChecks) {
@@ -352,9 +354,7 @@ func (u *upstreams) addProxied(upstream *reverseproxy.Upstream, checks *reversep
 }
 
 func (u *upstreams) addChild(c child) {
-	if !slices.ContainsFunc(u.children, func(other child) bool {
-		return other.host == c.host && other.transport.Shares(c.transport)
-	}) {
+	if !slices.ContainsFunc(u.children, func(other child) bool { return other.host == c.host && other.pool == c.pool }) {
 		u.children = append(u.children, c)
 	}
 }
