@@ -246,38 +246,24 @@ func (h *Handler) Cleanup() error {
 // intSetting returns the value of an integer setting, clamped to 1..most: that of the first of
 // variables that is a whole number, else the configured value, else the fallback.
 func (h *Handler) intSetting(field string, configured, fallback, most int, variables ...string) int {
-	n, from := fallback, field
-	if configured != 0 {
-		n = configured
-	}
+	n, from := cmp.Or(configured, fallback), field
 	for _, name := range variables {
 		if value, ok := setting.EnvInt(name); ok {
 			n, from = value, name
 			break
 		}
 	}
-	clamped, beyond := setting.Clamp(n, 1, most)
-	if beyond {
-		h.logger.Warn("setting is out of bounds",
-			zap.String("setting", from), zap.Int("value", n), zap.Int("used", clamped))
-	}
-	return clamped
+	return setting.Bounded(h.logger, from, n, 1, most)
 }
 
 // secondsSetting is intSetting for a duration. The variable, the fallback and most are in seconds.
 func (h *Handler) secondsSetting(field string, configured caddy.Duration, fallback, most int,
 	variable string) caddy.Duration {
-	const second = caddy.Duration(time.Second)
-	_, inEnv := setting.EnvInt(variable)
-	switch used := min(max(configured, second), caddy.Duration(most)*second); {
-	case inEnv || configured == 0:
-		return caddy.Duration(h.intSetting(field, 0, fallback, most, variable)) * second
-	case used != configured:
-		h.logger.Warn("setting is out of bounds", zap.String("setting", field),
-			zap.Duration("value", time.Duration(configured)), zap.Duration("used", time.Duration(used)))
-		return used
+	if _, inEnv := setting.EnvInt(variable); inEnv || configured == 0 {
+		return caddy.Duration(time.Duration(h.intSetting(field, 0, fallback, most, variable)) * time.Second)
 	}
-	return configured
+	return caddy.Duration(setting.Bounded(h.logger, field,
+		time.Duration(configured), time.Second, time.Duration(most)*time.Second))
 }
 
 const backends = "http.handlers.mcp_pruner.backends"

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/dustin/go-humanize"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
@@ -185,35 +187,25 @@ func argument[T any](field *T, form string, parse func(arg string) (T, error)) L
 }
 
 // Number reads a whole number.
-func Number(field *int) Line { return argument(field, "<number>", number) }
+func Number(field *int) Line { return number(field, math.MinInt, "") }
 
 // NotNegative reads a whole number of at least 0.
-func NotNegative(field *int) Line {
-	return argument(field, "<number>", func(arg string) (int, error) {
-		n, err := number(arg)
-		if err == nil && n < 0 {
-			err = fmt.Errorf("%d is negative", n)
-		}
-		return n, err
-	})
-}
-
-func number(arg string) (int, error) {
-	n, err := strconv.Atoi(arg)
-	if err != nil {
-		return 0, fmt.Errorf("%q is not a whole number", arg)
-	}
-	return n, nil
-}
+func NotNegative(field *int) Line { return number(field, 0, "negative") }
 
 // Positive reads a whole number above 0.
-func Positive(field *int) Line {
+func Positive(field *int) Line { return number(field, 1, "not positive") }
+
+// number reads a whole number of at least low. problem is the word for lower ones.
+func number(field *int, low int, problem string) Line {
 	return argument(field, "<number>", func(arg string) (int, error) {
-		n, err := number(arg)
-		if err == nil && n <= 0 {
-			err = fmt.Errorf("%d is not positive", n)
+		n, err := strconv.Atoi(arg)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("%q is not a whole number", arg)
+		case n < low:
+			return n, fmt.Errorf("%d is %s", n, problem)
 		}
-		return n, err
+		return n, nil
 	})
 }
 
@@ -357,9 +349,19 @@ func EnvInt(name string) (n int, ok bool) {
 }
 
 // Clamp returns n clamped to low..high, and whether it was outside.
-func Clamp(n, low, high int) (clamped int, outside bool) {
+func Clamp[T cmp.Ordered](n, low, high T) (clamped T, outside bool) {
 	clamped = min(max(n, low), high)
 	return clamped, clamped != n
+}
+
+// Bounded returns the value n of a setting, clamped to low..high. It warns if n was outside.
+func Bounded[T cmp.Ordered](logger *zap.Logger, setting string, n, low, high T) T {
+	clamped, outside := Clamp(n, low, high)
+	if outside {
+		logger.Warn("setting is out of bounds",
+			zap.String("setting", setting), zap.Any("value", n), zap.Any("used", clamped))
+	}
+	return clamped
 }
 
 // ShortestKey is the minimum length of a session_key. Programs store the key, so it can be long.

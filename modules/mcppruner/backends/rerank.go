@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,34 +185,19 @@ const (
 // limits returns the timeout and the number of lines: from environment variables (the timeout in
 // milliseconds), else as configured, else the default. Values out of bounds are clamped and logged.
 func (r *reranker) limits(logger *zap.Logger, timeoutVar, docsVar string) (timeout time.Duration, docs int) {
-	timeout, source := defaultTimeout, "timeout"
-	if r.Timeout != 0 {
-		timeout = time.Duration(r.Timeout)
-	}
+	timeout, source := cmp.Or(time.Duration(r.Timeout), defaultTimeout), "timeout"
 	if ms, ok := setting.EnvInt(timeoutVar); ok {
 		// Clamp before multiplying, which could overflow. A day is out of bounds, too.
 		ms, _ = setting.Clamp(ms, 0, int(24*time.Hour/time.Millisecond))
 		timeout, source = time.Duration(ms)*time.Millisecond, timeoutVar
 	}
-	if used := min(max(timeout, minTimeout), maxTimeout); used != timeout {
-		logger.Warn("setting is out of bounds", zap.String("setting", source),
-			zap.Duration("value", timeout), zap.Duration("used", used))
-		timeout = used
-	}
+	timeout = setting.Bounded(logger, source, timeout, minTimeout, maxTimeout)
 
-	docs, source = defaultDocs, "max_docs"
-	if r.MaxDocs != 0 {
-		docs = r.MaxDocs
-	}
+	docs, source = cmp.Or(r.MaxDocs, defaultDocs), "max_docs"
 	if n, ok := setting.EnvInt(docsVar); ok {
 		docs, source = n, docsVar
 	}
-	if used, outside := setting.Clamp(docs, 1, maxDocs); outside {
-		logger.Warn("setting is out of bounds", zap.String("setting", source),
-			zap.Int("value", docs), zap.Int("used", used))
-		docs = used
-	}
-	return timeout, docs
+	return timeout, setting.Bounded(logger, source, docs, 1, maxDocs)
 }
 
 // Validate rejects negative limits. Other values out of bounds are clamped.
