@@ -218,9 +218,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	var answer reply
 	switch r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:] {
 	case "rpc":
-		answer = h.serve(rpcEndpoint, r)
+		answer = h.serve(r, true)
 	case "mcp":
-		answer = h.serve(mcpEndpoint, r)
+		answer = h.serve(r, false)
 	case "health":
 		answer = h.serveHealth(r)
 	default:

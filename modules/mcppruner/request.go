@@ -16,22 +16,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
-// An endpoint is one of the paths that the pruner serves.
-type endpoint uint8
-
-const (
-	rpcEndpoint endpoint = iota // POST of one JSON-RPC message
-	mcpEndpoint                 // Streamable HTTP
-)
-
 // A request is one request to the pruner.
 type request struct {
-	handler  *Handler
-	endpoint endpoint
-	r        *http.Request
-	message  jsonrpc.Message
-	era      mcp.Era
-	logged   bool // a handler in front of this one already logs the tool
+	handler *Handler
+	isRPC   bool // …/rpc, else …/mcp
+	r       *http.Request
+	message jsonrpc.Message
+	era     mcp.Era
+	logged  bool // a handler in front of this one already logs the tool
 
 	// For the access log, which may be written while the call is still running.
 	tool   atomic.Pointer[string]
@@ -62,8 +54,8 @@ func refuse(failure *jsonrpc.Failure) reply {
 }
 
 // serve handles a request at one of the JSON-RPC endpoints.
-func (h *Handler) serve(e endpoint, r *http.Request) reply {
-	x := &request{handler: h, endpoint: e, r: r}
+func (h *Handler) serve(r *http.Request, isRPC bool) reply {
+	x := &request{handler: h, isRPC: isRPC, r: r}
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl != nil {
 		_, x.logged = repl.GetString("http.mcp.method")
@@ -105,7 +97,7 @@ func (x *request) post(body []byte) reply {
 	switch {
 	case failure != nil:
 		return x.fail(failure)
-	case inspected.Kind == streamable.Answer && x.endpoint == rpcEndpoint:
+	case inspected.Kind == streamable.Answer && x.isRPC:
 		return x.fail(jsonrpc.InvalidRequest("the message is not a request"))
 	case !m.IsRequest():
 		return reply{status: http.StatusAccepted} // the pruner ignores notifications, and awaits no responses
@@ -127,12 +119,11 @@ func (x *request) postModern() reply {
 	if failure := streamable.CheckVersion(&x.message); failure != nil {
 		return x.fail(failure)
 	}
-	switch method := x.message.Text(jsonrpc.Method); method {
-	case "server/discover":
+	method := x.message.Text(jsonrpc.Method)
+	if method == "server/discover" {
 		return x.respond(x.discover())
-	default:
-		return x.postAnyEra(method)
 	}
+	return x.postAnyEra(method)
 }
 
 // postAnyEra handles a request with a method of both eras.
@@ -170,7 +161,7 @@ func (x *request) respond(result []byte) reply {
 // is not JSON. If the request has the headers of Streamable HTTP, because a gateway sent it there,
 // the error keeps its status.
 func (x *request) fail(failure *jsonrpc.Failure) reply {
-	hasStatus := x.endpoint == mcpEndpoint || x.era == mcp.Modern && x.r.Header.Get(mcp.VersionHeader) != ""
+	hasStatus := !x.isRPC || x.era == mcp.Modern && x.r.Header.Get(mcp.VersionHeader) != ""
 	if !hasStatus && failure.Code != jsonrpc.CodeParseError {
 		failure = failure.WithStatusOK()
 	}
@@ -262,12 +253,11 @@ func (x *request) discover() []byte {
 
 // list returns the result of a list method. items is JSON, and there is only one page.
 func (x *request) list(kind string, items []byte) []byte {
-	result := slices.Concat([]byte(`{"`+kind+`":[`), items, []byte(`]`))
+	end := []byte("]}")
 	if x.era == mcp.Modern {
-		result = append(append(result, ','), jsonrpc.Encode(publicCaching)[1:]...)
-		return result
+		end = append([]byte("],"), jsonrpc.Encode(publicCaching)[1:]...)
 	}
-	return append(result, '}')
+	return slices.Concat([]byte(`{"`+kind+`":[`), items, end)
 }
 
 // health is the result of the tool health.

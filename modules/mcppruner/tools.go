@@ -258,13 +258,11 @@ func (o *object) take(name, what string, kinds ...jsonspan.Kind) (jsonspan.Value
 		return v, false
 	}
 	delete(o.members, name)
-	for _, kind := range kinds {
-		if v.Kind == kind {
-			return v, true
-		}
+	if !slices.Contains(kinds, v.Kind) {
+		o.invalid(name, "must be "+what)
+		return v, false
 	}
-	o.invalid(name, "must be "+what)
-	return v, false
+	return v, true
 }
 
 // text returns a string and its length in characters.
@@ -490,12 +488,9 @@ func (x *request) original(id string) (original []byte, symbol string, code int)
 // firstInvalidRange returns the index of the first range that is not in a text with this number of
 // lines, or -1.
 func (r *recovery) firstInvalidRange(lines int) int {
-	for i, lr := range r.parsed {
-		if lr.Start < 1 || lr.End < lr.Start || lr.Start > lines {
-			return i
-		}
-	}
-	return -1
+	return slices.IndexFunc(r.parsed, func(lr prune.Range) bool {
+		return lr.Start < 1 || lr.End < lr.Start || lr.Start > lines
+	})
 }
 
 // maxRecovered bounds the bytes of one result, unless the text itself is larger. Ranges may repeat,
