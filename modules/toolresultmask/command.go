@@ -64,34 +64,33 @@ the cache. --json prints the same as JSON.`,
 			flags.Bool("json", false, "With --bill: print JSON")
 			return flags
 		}(),
-		Func: maskConversation,
+		Func: func(flags caddycmd.Flags) (int, error) {
+			if err := maskConversation(flags); err != nil {
+				return caddy.ExitCodeFailedStartup, err
+			}
+			return caddy.ExitCodeSuccess, nil
+		},
 	})
 }
 
-func maskConversation(flags caddycmd.Flags) (int, error) {
+func maskConversation(flags caddycmd.Flags) error {
 	handler, err := configured(flags.String("config"), flags.String("adapter"), flags.String("route"), os.Stderr)
 	if err != nil {
-		return caddy.ExitCodeFailedStartup, err
+		return err
 	}
 	switch {
 	case flags.Bool("bill"):
-		if err := handler.replay(flags); err != nil {
-			return caddy.ExitCodeFailedStartup, err
-		}
-		return caddy.ExitCodeSuccess, nil
+		return handler.replay(flags)
 	case flags.Bool("json"):
-		return caddy.ExitCodeFailedStartup, errors.New("--json needs --bill")
+		return errors.New("--json needs --bill")
 	case flags.NArg() > 1:
-		return caddy.ExitCodeFailedStartup, fmt.Errorf("expected one file without --bill, got %d", flags.NArg())
+		return fmt.Errorf("expected one file without --bill, got %d", flags.NArg())
 	}
 	body, err := readRequest(flags.Arg(0))
 	if err != nil {
-		return caddy.ExitCodeFailedStartup, fmt.Errorf("read request: %w", err)
+		return fmt.Errorf("read request: %w", err)
 	}
-	if err := handler.show(body, os.Stdout, os.Stderr); err != nil {
-		return caddy.ExitCodeFailedStartup, err
-	}
-	return caddy.ExitCodeSuccess, nil
+	return handler.show(body, os.Stdout, os.Stderr)
 }
 
 // readRequest reads a file, or standard input.
