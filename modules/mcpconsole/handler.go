@@ -371,11 +371,7 @@ func (v *consoleRequest) readForm() error {
 }
 
 // tokenKey signs tokens. They survive configuration reloads.
-var tokenKey = func() []byte {
-	key := make([]byte, sha256.Size)
-	_, _ = rand.Read(key) // never fails
-	return key
-}()
+var tokenKey = []byte(rand.Text())
 
 // token returns the CSRF token of a user's forms. It includes the host and path, because another
 // console of the process may have another user of the same name.

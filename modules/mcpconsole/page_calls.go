@@ -1,6 +1,7 @@
 package mcpconsole
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/url"
 	"regexp"
@@ -125,20 +126,10 @@ func callRow(v *consoleRequest, call *activity.Call) row {
 }
 
 // callServer returns the server that answered a call.
-func callServer(call *activity.Call) string {
-	if call.Server == "" {
-		return "the gateway"
-	}
-	return call.Server
-}
+func callServer(call *activity.Call) string { return cmp.Or(call.Server, "the gateway") }
 
 // callName returns the tool, prompt or method of a call.
-func callName(call *activity.Call) string {
-	if call.Name == "" {
-		return call.Method
-	}
-	return call.Name
-}
+func callName(call *activity.Call) string { return cmp.Or(call.Name, call.Method) }
 
 // outcomeText returns an outcome as text.
 func outcomeText(outcome string) string { return strings.ReplaceAll(outcome, "_", " ") }

@@ -1,6 +1,7 @@
 package mcpconsole
 
 import (
+	"cmp"
 	_ "embed"
 	"net/url"
 	"strings"
@@ -79,11 +80,9 @@ func settingsOf(address string, token bool) (all []clientSettings) {
 		settings := clientSettings{Name: name, ID: strings.ReplaceAll(strings.ToLower(name), " ", "-")}
 		settings.Text, settings.Code = textAndCode(body)
 		if token && withToken != "" {
-			text, code := textAndCode(withToken)
-			if text != "" {
-				settings.Text = text
-			}
-			settings.Code = code
+			var text string
+			text, settings.Code = textAndCode(withToken)
+			settings.Text = cmp.Or(text, settings.Text)
 		}
 		settings.Code = strings.ReplaceAll(settings.Code, documentedURL, address)
 		all = append(all, settings)

@@ -1,6 +1,7 @@
 package mcpconsole
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -50,10 +51,7 @@ func showOverview(v *consoleRequest) (any, error) {
 func newOverview(
 	now adminapi.Overview, savings adminapi.Savings, servers []adminapi.ServerStatus, currency string, at time.Time,
 ) *overview {
-	o := &overview{Overview: now, Savings: savings, Currency: currency, Servers: len(servers)}
-	if currency == "" {
-		o.Currency = "$"
-	}
+	o := &overview{Overview: now, Savings: savings, Currency: cmp.Or(currency, "$"), Servers: len(servers)}
 	for _, server := range servers {
 		if server.State == adminapi.StateUnhealthy {
 			o.Down = append(o.Down, server)
