@@ -57,9 +57,8 @@ func newDesc(name, help string, labels ...string) *prometheus.Desc {
 // configuration.
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
 	for _, c := range append(collectors, usageCollector{}) {
-		var already prometheus.AlreadyRegisteredError
 		err := replaceable.Registry(ctx).Register(c)
-		if err != nil && !errors.As(err, &already) {
+		if _, already := errors.AsType[prometheus.AlreadyRegisteredError](err); err != nil && !already {
 			return err
 		}
 	}
@@ -88,28 +87,21 @@ var (
 	keptRefused      = newDesc("kept_refused_total", "Entries rejected for lack of space.", "kind")
 )
 
-func (usageCollector) Describe(descs chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{
-		keptEntries, keptEntriesLimit, keptBytes, keptBytesLimit, keptDropped, keptRefused,
-	} {
-		descs <- desc
-	}
+func (c usageCollector) Describe(descs chan<- *prometheus.Desc) {
+	prometheus.DescribeByCollect(c, descs)
 }
 
 func (usageCollector) Collect(metrics chan<- prometheus.Metric) {
 	for _, kind := range quota.Kinds() {
 		usage := kind.Usage()
-		gauge := func(desc *prometheus.Desc, value int64) {
-			metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(value), kind.Name)
+		collect := func(desc *prometheus.Desc, valueType prometheus.ValueType, value int64) {
+			metrics <- prometheus.MustNewConstMetric(desc, valueType, float64(value), kind.Name)
 		}
-		counter := func(desc *prometheus.Desc, value int64) {
-			metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), kind.Name)
-		}
-		gauge(keptEntries, usage.Entries)
-		gauge(keptEntriesLimit, usage.MaxEntries)
-		gauge(keptBytes, usage.Bytes)
-		gauge(keptBytesLimit, usage.MaxBytes)
-		counter(keptDropped, usage.Dropped)
-		counter(keptRefused, usage.Refused)
+		collect(keptEntries, prometheus.GaugeValue, usage.Entries)
+		collect(keptEntriesLimit, prometheus.GaugeValue, usage.MaxEntries)
+		collect(keptBytes, prometheus.GaugeValue, usage.Bytes)
+		collect(keptBytesLimit, prometheus.GaugeValue, usage.MaxBytes)
+		collect(keptDropped, prometheus.CounterValue, usage.Dropped)
+		collect(keptRefused, prometheus.CounterValue, usage.Refused)
 	}
 }
