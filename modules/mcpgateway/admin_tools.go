@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -22,6 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -404,11 +404,7 @@ func (c *adminCall) call() (int, any, error) {
 			_ = http.NewResponseController(c.w).Flush()
 		}
 	})
-	address := c.r.RemoteAddr
-	if host, _, err := net.SplitHostPort(address); err == nil {
-		address = host
-	}
-	if err := answer.receive(o, &wanted, address); err != nil {
+	if err := answer.receive(o, &wanted, clientrequest.Hostname(c.r.RemoteAddr)); err != nil {
 		return 0, nil, err
 	}
 	if err := answer.failure(c.server); err != nil {
@@ -577,9 +573,8 @@ func (a *callResponse) failure(server string) error {
 		symbol = "server_error " + said.Code.String()
 	}
 	message := said.Message
-	switch {
-	case symbol == "login_required":
-		message = fmt.Sprintf("login required: caddy mcp login %s", server)
+	if symbol == "login_required" {
+		message = "login required: caddy mcp login " + server
 	}
 	return adminErrorf(statusOfCode(symbol, a.Status()), symbol, "%s", message)
 }

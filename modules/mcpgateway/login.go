@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"path"
 	"slices"
@@ -192,12 +190,7 @@ func (l *logins) withSubject(r *http.Request) *http.Request {
 
 // isLocal reports whether the client that sent r is on this machine.
 func isLocal(r *http.Request) bool {
-	address := clientrequest.Address(r)
-	if host, _, err := net.SplitHostPort(address); err == nil {
-		address = host
-	}
-	ip, err := netip.ParseAddr(address)
-	return err == nil && ip.Unmap().IsLoopback()
+	return clientrequest.IsLocal(clientrequest.Hostname(clientrequest.Address(r)))
 }
 
 // isOrigin reports whether a URL has only a scheme and a host.

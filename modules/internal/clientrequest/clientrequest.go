@@ -106,7 +106,7 @@ func (p Policy) AdmitProbe(r *http.Request) *jsonrpc.Failure {
 	if failure := p.admitOrigin(r); failure != nil {
 		return failure
 	}
-	if _, err := netip.ParseAddr(hostname(r.Host)); err == nil {
+	if _, err := netip.ParseAddr(Hostname(r.Host)); err == nil {
 		return nil
 	}
 	return p.AdmitHost(r)
@@ -155,14 +155,14 @@ func (p Policy) allowsOrigin(origin string) bool {
 }
 
 func (p Policy) allowsHost(host string) bool {
-	name := hostname(host)
+	name := Hostname(host)
 	return IsLocal(name) || slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		return allowed == wildcard || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
 	})
 }
 
-// hostname returns a host without its port.
-func hostname(host string) string {
+// Hostname returns a host or an address without its port.
+func Hostname(host string) string {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
