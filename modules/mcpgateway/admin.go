@@ -213,8 +213,8 @@ func (c *adminCall) run(methods adminMethods) (status int, answer any) {
 	status, answer, err := c.dispatch(methods)
 	outcome := "ok"
 	if err != nil {
-		var failure *adminapi.Error
-		if !errors.As(err, &failure) {
+		failure, known := errors.AsType[*adminapi.Error](err)
+		if !known {
 			failure = adminErrorf(http.StatusInternalServerError, "internal_error", "%v", err)
 		}
 		status, answer, outcome = failure.Status, failure, failure.Code

@@ -164,19 +164,12 @@ func (a *authenticator) describer() auth.Describer {
 	return nil
 }
 
-// acceptsToken reports whether one of the providers is auth token.
-func (a *authenticator) acceptsToken() bool {
-	return slices.ContainsFunc(a.providers, isProvider[*auth.Token])
-}
-
-// acceptsCertificate reports whether one of the providers is auth mtls.
-func (a *authenticator) acceptsCertificate() bool {
-	return slices.ContainsFunc(a.providers, isProvider[*auth.MTLS])
-}
-
-func isProvider[P auth.Provider](provider auth.Provider) bool {
-	_, ok := provider.(P)
-	return ok
+// hasProvider reports whether one of the providers is a P.
+func hasProvider[P auth.Provider](a *authenticator) bool {
+	return slices.ContainsFunc(a.providers, func(provider auth.Provider) bool {
+		_, ok := provider.(P)
+		return ok
+	})
 }
 
 // serveMetadata serves the OAuth metadata of a path. It needs no credentials, and pages of any

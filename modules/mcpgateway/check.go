@@ -29,6 +29,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -106,8 +107,8 @@ func (c checker) settings() error {
 	if err := validateStart(h.Start); err != nil {
 		return err
 	}
-	if err := validateAudit(h.Audit); err != nil {
-		return err
+	if _, known := audits[h.Audit]; !known {
+		return fmt.Errorf("audit: %q must be denied, all or arguments", h.Audit)
 	}
 	if err := h.originPolicy().Validate(); err != nil {
 		return err
@@ -444,7 +445,7 @@ func (w warner) warnOfSite() {
 	if w.place.site == nil {
 		return
 	}
-	if w.auth.acceptsCertificate() && !slices.ContainsFunc(w.place.site.TLSConnPolicies, asksForCertificate) {
+	if hasProvider[*auth.MTLS](&w.auth) && !slices.ContainsFunc(w.place.site.TLSConnPolicies, asksForCertificate) {
 		w.logger.Warn("auth mtls cannot identify clients: the site does not request client certificates; " +
 			"set client_auth in tls")
 	}

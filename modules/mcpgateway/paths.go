@@ -163,7 +163,7 @@ func (h *Handler) serveNotFound(w http.ResponseWriter, r *http.Request) error {
 	path := r.URL.EscapedPath()
 	if isOAuthPath(path) && !h.paths.metadata {
 		text := "this gateway has no OAuth login"
-		if h.auth.acceptsToken() {
+		if hasProvider[*auth.Token](&h.auth) {
 			text += ": send the header Authorization: Bearer <token> with a valid token"
 		}
 		return writeJSON(w, http.StatusNotFound, notFoundBody{Error: notFoundCode, Description: text})

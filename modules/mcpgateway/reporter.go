@@ -2,7 +2,6 @@ package mcpgateway
 
 import (
 	"encoding/json"
-	"fmt"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -209,13 +208,6 @@ const auditDenied = "denied" // the default
 // audits maps the values of audit.
 var audits = map[string]inbound.Audit{
 	auditDenied: inbound.AuditDenied, "all": inbound.AuditAll, "arguments": inbound.AuditArguments,
-}
-
-func validateAudit(audit string) error {
-	if _, known := audits[audit]; !known {
-		return fmt.Errorf("audit: %q must be denied, all or arguments", audit)
-	}
-	return nil
 }
 
 // auditMu is held while an audit line is written. zap takes the time of a line before it writes
