@@ -10,16 +10,15 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
@@ -153,17 +152,13 @@ func printTable(w io.Writer, rows [][]string, numbers ...int) {
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
-	right := map[int]bool{}
-	for _, i := range numbers {
-		right[i] = true
-	}
 	for _, row := range rows {
 		for i, cell := range row {
-			if right[i] {
-				row[i] = fmt.Sprintf("%*s", widths[i], cell)
-			} else {
-				row[i] = fmt.Sprintf("%-*s", widths[i], cell)
+			width := -widths[i] // aligned left
+			if slices.Contains(numbers, i) {
+				width = widths[i]
 			}
+			row[i] = fmt.Sprintf("%*s", width, cell)
 		}
 		fmt.Fprintln(w, strings.TrimRight(strings.Join(row, "  "), " "))
 	}
@@ -187,10 +182,8 @@ Prints the URL of the login page, and waits until you have logged in. All client
 the gateway use this login. It needs the admin API of the running Caddy, and a browser
 that reaches the gateway: at its public_url, or on this machine.`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			return admin.logIn(ctx, os.Stdout, args[0])
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return admin.run(cmd, func(ctx context.Context) error { return admin.logIn(ctx, os.Stdout, args[0]) })
 		},
 	}
 	admin.addFlags(cmd)
@@ -207,11 +200,7 @@ func newLogoutCommand() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			body := ""
 			if client != "" {
-				text, err := json.Marshal(map[string]string{"client": client})
-				if err != nil {
-					return err
-				}
-				body = string(text)
+				body = string(jsonrpc.Encode(map[string]string{"client": client}))
 			}
 			path := serverPath(args[0]) + "/logout"
 			if err := admin.request(context.Background(), http.MethodPost, path, url.Values{}, body, nil); err != nil {
