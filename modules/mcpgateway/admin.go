@@ -434,14 +434,13 @@ var directMux = sync.OnceValue(func() *http.ServeMux {
 // A directResponse receives the value of a response instead of its encoding. It discards writes:
 // routes write only if a request asks for progress.
 type directResponse struct {
+	noResponse
 	user   string
 	header http.Header
 	value  any
 }
 
-func (a *directResponse) Header() http.Header       { return a.header }
-func (*directResponse) Write(p []byte) (int, error) { return len(p), nil }
-func (*directResponse) WriteHeader(int)             {}
+func (a *directResponse) Header() http.Header { return a.header }
 
 // Interface guards
 var (

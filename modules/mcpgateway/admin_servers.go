@@ -199,12 +199,6 @@ func (c *serverCall) accept() (int, any, error) {
 	}{accepted}, nil
 }
 
-// A GatewayClient is a client of a gateway.
-type GatewayClient struct {
-	Gateway string `json:"gateway"`
-	ClientStatus
-}
-
 // maxTimeout is the maximum timeout of an operator's request.
 const maxTimeout = time.Hour
 
@@ -326,8 +320,9 @@ func (u *upstreams) skipBackoff() {
 	}
 }
 
-// A ClientStatus is the status of a client block, or of all clients without one.
-type ClientStatus struct {
+// A GatewayClient is the status of a client block of a gateway, or of all clients without one.
+type GatewayClient struct {
+	Gateway  string         `json:"gateway"`
 	Name     string         `json:"name"`
 	Match    []string       `json:"match,omitempty"`
 	Rules    []*AccessRule  `json:"rules,omitempty"`
@@ -341,11 +336,11 @@ type ClientStatus struct {
 
 // listClients returns the rules, sessions and counters of all clients.
 func (g adminGateway) listClients() []GatewayClient {
-	byLabel := map[string]*ClientStatus{}
+	byLabel := map[string]*GatewayClient{}
 	var order []string
-	statusOf := func(label string) *ClientStatus {
+	statusOf := func(label string) *GatewayClient {
 		if byLabel[label] == nil {
-			byLabel[label] = &ClientStatus{Name: label, Sessions: map[string]int{}}
+			byLabel[label] = &GatewayClient{Gateway: g.Name, Name: label, Sessions: map[string]int{}}
 			order = append(order, label)
 		}
 		return byLabel[label]
@@ -368,7 +363,7 @@ func (g adminGateway) listClients() []GatewayClient {
 	})
 	all := make([]GatewayClient, len(order))
 	for i, label := range order {
-		all[i] = GatewayClient{g.Name, *byLabel[label]}
+		all[i] = *byLabel[label]
 	}
 	return all
 }
