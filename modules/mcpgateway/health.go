@@ -7,12 +7,14 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -104,12 +106,7 @@ func (u *upstreams) allChecked() bool {
 
 // anyHealthy reports whether reverse_proxy finds any upstream healthy.
 func (u *upstreams) anyHealthy() bool {
-	for _, upstream := range u.checked {
-		if upstream.Healthy() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(u.checked, (*reverseproxy.Upstream).Healthy)
 }
 
 var (

@@ -301,10 +301,7 @@ func parsePath(path string) (*url.URL, error) {
 		return nil, fmt.Errorf("%q has a fragment, which is never sent", path)
 	}
 	u, err := url.ParseRequestURI(path)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not a path", path)
-	}
-	if u.Host != "" || !strings.HasPrefix(u.Path, "/") {
+	if err != nil || u.Host != "" || !strings.HasPrefix(u.Path, "/") {
 		return nil, fmt.Errorf("%q is not a path", path)
 	}
 	return u, nil
