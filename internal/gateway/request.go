@@ -356,6 +356,3 @@ func (req *aggregateRequest) postRequest(method string) *jsonrpc.Failure {
 	}
 	return req.newCall().callOther(method)
 }
-
-// Interface guard
-var _ inbound.Aggregate = aggregate{}

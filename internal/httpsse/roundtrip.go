@@ -286,6 +286,3 @@ func (w *responseRecorder) Write(p []byte) (int, error) {
 	w.body = append(w.body, p[:min(len(p), maxReply-len(w.body))]...)
 	return len(p), nil
 }
-
-// Interface guard
-var _ http.ResponseWriter = (*responseRecorder)(nil)

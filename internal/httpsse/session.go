@@ -500,6 +500,3 @@ func isLocal(name string) bool {
 	ip := net.ParseIP(name)
 	return name == "localhost" || ip != nil && (ip.IsLoopback() || ip.IsUnspecified())
 }
-
-// Interface guard
-var _ http.ResponseWriter = (*stream)(nil)

@@ -322,6 +322,3 @@ func (s requestSpan) link(ctx context.Context, m *jsonrpc.Message) {
 		s.AddLink(trace.Link{SpanContext: client})
 	}
 }
-
-// Interface guard
-var _ zapcore.ObjectMarshaler = (*Request)(nil)

@@ -537,6 +537,3 @@ func (r *Reader) Resume() {
 	r.data, r.outline, r.newLine, r.skip = r.data[:0], nil, false, false
 	r.resumed, r.hasRequestID = true, true // the server has responded with a stream
 }
-
-// Interface guard
-var _ http.ResponseWriter = (*Reader)(nil)

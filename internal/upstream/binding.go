@@ -187,6 +187,3 @@ func (w *eventBinder) boundLine() []byte {
 	}
 	return append(w.line[:len(w.line)-len(id)], w.binding.bind(boundEvent, string(id))...)
 }
-
-// Interface guard
-var _ http.ResponseWriter = (*eventBinder)(nil)

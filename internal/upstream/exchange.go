@@ -543,9 +543,3 @@ func (c *ActiveCall) pause() (end func()) {
 	}
 	return func() { c.paused.Store(false) }
 }
-
-// Interface guards
-var (
-	_ Handler = (*Exchange)(nil)
-	_ reply   = (*readerReply)(nil)
-)

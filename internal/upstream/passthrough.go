@@ -198,6 +198,3 @@ func (w *passthroughReply) release() {
 	w.parser.release()
 	w.parser = nil
 }
-
-// Interface guard
-var _ reply = (*passthroughReply)(nil)

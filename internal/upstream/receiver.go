@@ -291,11 +291,8 @@ func (rr *responseReceiver) passesHeader(name string) bool {
 	return false
 }
 
-// Interface guards
-var (
-	_ http.ResponseWriter = (*responseReceiver)(nil)
-	_ io.ReaderFrom       = (*responseReceiver)(nil)
-)
+// Interface guard
+var _ io.ReaderFrom = (*responseReceiver)(nil)
 
 // timeLimits are the time limits of an exchange. There is a timeout for the silence of the server,
 // except for streams that a client opened to listen.

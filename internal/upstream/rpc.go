@@ -335,6 +335,3 @@ func (w *rpcReply) release() {
 	w.parser.release()
 	w.parser = nil
 }
-
-// Interface guard
-var _ reply = (*rpcReply)(nil)

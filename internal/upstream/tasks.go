@@ -273,6 +273,3 @@ func (w *taskWatcher) Write(p []byte) (int, error) {
 	})
 	return w.next.Write(p)
 }
-
-// Interface guard
-var _ http.ResponseWriter = (*taskWatcher)(nil)
