@@ -151,10 +151,8 @@ func UnsupportedVersion(requested string, supported []string) *Failure {
 
 // MissingCapability says that a server request needs a capability the client has not declared.
 func MissingCapability(server, method string) *Failure {
-	f := failure(http.StatusBadRequest, codeMissingCapability, "missing_capability",
+	return serverFailure(server, http.StatusBadRequest, codeMissingCapability, "missing_capability",
 		"the MCP server asks for "+method+", which the client has not declared")
-	f.Data.ServerName = server
-	return f
 }
 
 // MissingExtension says that a request needs an extension the client has not declared.
@@ -167,8 +165,7 @@ func MissingExtension(name string) *Failure {
 
 // ServerError is the error with which a server responded to a request of the gateway.
 func ServerError(server string, m *Message) *Failure {
-	f := failure(http.StatusOK, m.ErrorNumber(), "server_error", m.Text(ErrorMessage))
-	f.Data.ServerName = server
+	f := serverFailure(server, http.StatusOK, m.ErrorNumber(), "server_error", m.Text(ErrorMessage))
 	var refusal struct {
 		Data struct {
 			Supported []string `json:"supported"`
@@ -195,8 +192,7 @@ func UnknownSession() *Failure {
 
 // TooManySessions says that no further client can be served.
 func TooManySessions() *Failure {
-	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable,
-		"too_many_sessions", "too many sessions"))
+	return overloaded("", "too_many_sessions", "too many sessions")
 }
 
 // TooManySubscriptions says that a client cannot subscribe to a further resource.
@@ -225,38 +221,30 @@ func RequestTimeout() *Failure {
 
 // Busy says that there is no memory for a request now.
 func Busy() *Failure {
-	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many large requests at once: try again later"))
+	return overloaded("", "busy", "too many large requests at once: try again later")
 }
 
 // StoreUnavailable says that the store that replicas share is unavailable. problem is what fails
 // without it, such as "rate limits cannot be checked".
 func StoreUnavailable(problem string) *Failure {
-	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "store_unavailable",
-		problem+" while the store shared by the gateway's replicas is unavailable: try again later"))
+	return overloaded("", "store_unavailable",
+		problem+" while the store shared by the gateway's replicas is unavailable: try again later")
 }
 
 // TooManyTools says that rules cannot decide on a tool because there is no room to cache its
 // annotations.
 func TooManyTools(server string) *Failure {
-	f := withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many tools to cache the annotations that rules need: try again later"))
-	f.Data.ServerName = server
-	return f
+	return overloaded(server, "busy", "too many tools to cache the annotations that rules need: try again later")
 }
 
 // TooManyServerRequests says that too many server requests wait for a response from their client.
 func TooManyServerRequests(server string) *Failure {
-	f := withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many calls wait for a response from their client: try again later"))
-	f.Data.ServerName = server
-	return f
+	return overloaded(server, "busy", "too many calls wait for a response from their client: try again later")
 }
 
 // TooMuchUnread says that a response cannot be kept for a client that has not read others.
 func TooMuchUnread() *Failure {
-	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many large responses are unread: read them, or try again later"))
+	return overloaded("", "busy", "too many large responses are unread: read them, or try again later")
 }
 
 // UnsupportedEncoding says that a request is compressed, which MCP does not define.
@@ -291,19 +279,18 @@ func ForbiddenHost(message string) *Failure {
 
 // UnknownServer says that no server has this name.
 func UnknownServer(name string) *Failure {
-	f := failure(http.StatusNotFound, codeUnknownServer, "unknown_server", "unknown MCP server")
-	f.Data.ServerName = name
-	return f
+	return serverFailure(name, http.StatusNotFound, codeUnknownServer, "unknown_server", "unknown MCP server")
 }
 
 // Timeout says that a server did not respond in time.
 func Timeout(server string) *Failure {
-	return unavailable("timeout", server, "the MCP server did not answer in time")
+	return serverFailure(server, http.StatusBadGateway, codeUnavailable, "timeout",
+		"the MCP server did not answer in time")
 }
 
 // ConnectError says why a server could not be reached, or broke off its response.
 func ConnectError(server string, cause Cause) *Failure {
-	f := unavailable("connect_error", server, cause.message(server))
+	f := serverFailure(server, http.StatusBadGateway, codeUnavailable, "connect_error", cause.message(server))
 	f.Cause = cause
 	return f
 }
@@ -311,33 +298,28 @@ func ConnectError(server string, cause Cause) *Failure {
 // StreamLost says that a server ended the stream of a request before the response, and that the
 // stream could not be resumed.
 func StreamLost(server string) *Failure {
-	f := unavailable("connect_error", server, "the MCP server ended its stream before the response, "+
-		"and it cannot be resumed: the request may have been executed")
-	f.Cause = CauseLost
+	f := ConnectError(server, CauseLost)
+	f.Message = "the MCP server ended its stream before the response, " +
+		"and it cannot be resumed: the request may have been executed"
 	return f
 }
 
 // InvalidJSON says that the response of a server is not JSON.
 func InvalidJSON(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_json",
+	return serverFailure(server, http.StatusBadGateway, codeInvalidResponse, "invalid_json",
 		"the MCP server's answer is not valid JSON")
-	f.Data.ServerName = server
-	return f
 }
 
 // InvalidResponse says that the response of a server is not a JSON-RPC response.
 func InvalidResponse(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response",
+	return serverFailure(server, http.StatusBadGateway, codeInvalidResponse, "invalid_response",
 		"the MCP server's answer is not a JSON-RPC response")
-	f.Data.ServerName = server
-	return f
 }
 
 // ResponseTooLarge says that the response of a server has too many bytes.
 func ResponseTooLarge(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response",
-		"the MCP server's answer is too large")
-	f.Data.ServerName, f.Cause = server, CauseTooLarge
+	f := InvalidResponse(server)
+	f.Message, f.Cause = "the MCP server's answer is too large", CauseTooLarge
 	return f
 }
 
@@ -364,10 +346,8 @@ func Refused(server string, status int) *Failure {
 // ToolChanged says that the definition of a tool differs from its pin, and that the new one is not
 // accepted yet.
 func ToolChanged(server string) *Failure {
-	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed",
+	return serverFailure(server, http.StatusForbidden, CodeInvalidRequest, "tool_changed",
 		"the definition of the tool has changed: it is withheld until it is accepted at the admin API")
-	f.Data.ServerName = server
-	return f
 }
 
 // ConfirmationRequired says that a person must confirm the call of a tool, and that the client
@@ -381,33 +361,26 @@ func ConfirmationRequired(server string, atAggregate bool) *Failure {
 		message += " here: call the tool at the endpoint of all servers, /mcp by default, with a client that has " +
 			"the elicitation capability"
 	}
-	f := failure(http.StatusForbidden, CodeInvalidRequest, "confirmation_required", message)
-	f.Data.ServerName = server
-	return f
+	return serverFailure(server, http.StatusForbidden, CodeInvalidRequest, "confirmation_required", message)
 }
 
 // ConfirmationDeclined says that a person declined to confirm a call.
 func ConfirmationDeclined(server string) *Failure {
-	f := failure(http.StatusOK, CodeInvalidRequest, "confirmation_declined",
+	return serverFailure(server, http.StatusOK, CodeInvalidRequest, "confirmation_declined",
 		"the call was not confirmed: the person at the client declined")
-	f.Data.ServerName = server
-	return f
 }
 
 // ConfirmationTimeout says that a person did not confirm a call in time.
 func ConfirmationTimeout(server string) *Failure {
-	f := failure(http.StatusOK, codeUnavailable, "timeout",
+	return serverFailure(server, http.StatusOK, codeUnavailable, "timeout",
 		"the call was not confirmed: the person at the client did not answer in time")
-	f.Data.ServerName = server
-	return f
 }
 
 // LoginRequired says that the gateway must first log in to a server. ask is what the client shows
 // to its user; nil if only the operator can log in.
 func LoginRequired(server string, ask *URLElicitation) *Failure {
-	f := failure(http.StatusOK, codeLoginRequired, "login_required",
+	f := serverFailure(server, http.StatusOK, codeLoginRequired, "login_required",
 		"the operator of the gateway must log in to the MCP server "+server)
-	f.Data.ServerName = server
 	if ask != nil {
 		f.Message, f.Data.Elicitations = ask.Message, []URLElicitation{*ask}
 	}
@@ -416,40 +389,38 @@ func LoginRequired(server string, ask *URLElicitation) *Failure {
 
 // LoginFailed says that the gateway cannot log in to a server.
 func LoginFailed(server, reason string) *Failure {
-	f := failure(http.StatusBadGateway, CodeInternalError, "login_failed",
+	return serverFailure(server, http.StatusBadGateway, CodeInternalError, "login_failed",
 		"the gateway cannot log in to the MCP server: "+reason)
-	f.Data.ServerName = server
-	return f
 }
 
 // NoHandler says that no handler in the routes of a server handled the request.
 func NoHandler(server string) *Failure {
-	f := failure(http.StatusNotFound, CodeInternalError, "http_error",
+	f := serverFailure(server, http.StatusNotFound, CodeInternalError, "http_error",
 		"no handler of the MCP server has answered")
-	f.Data.ServerName, f.Data.StatusCode = server, http.StatusNotFound
+	f.Data.StatusCode = http.StatusNotFound
 	return f
 }
 
 // HTTPError says that a server responded with an HTTP status that has no JSON-RPC response.
 func HTTPError(server string, status int) *Failure {
-	f := failure(http.StatusBadGateway, CodeInternalError, "http_error",
+	f := serverFailure(server, http.StatusBadGateway, CodeInternalError, "http_error",
 		"the MCP server answered with HTTP status "+strconv.Itoa(status))
-	f.Data.ServerName, f.Data.StatusCode = server, status
-	return f
-}
-
-func unavailable(symbol, server, message string) *Failure {
-	f := failure(http.StatusBadGateway, codeUnavailable, symbol, message)
-	f.Data.ServerName = server
+	f.Data.StatusCode = status
 	return f
 }
 
 func failure(status, code int, symbol, message string) *Failure {
-	return &Failure{Status: status, Code: code, Message: message, Data: FailureData{Symbol: symbol}}
+	return serverFailure("", status, code, symbol, message)
 }
 
-// withRetryAfter asks the client to try again after a second.
-func withRetryAfter(f *Failure) *Failure {
+// serverFailure returns a failure about a server.
+func serverFailure(server string, status, code int, symbol, message string) *Failure {
+	return &Failure{Status: status, Code: code, Message: message, Data: FailureData{Symbol: symbol, ServerName: server}}
+}
+
+// overloaded asks the client to try again after a second.
+func overloaded(server, symbol, message string) *Failure {
+	f := serverFailure(server, http.StatusServiceUnavailable, codeUnavailable, symbol, message)
 	f.RetryAfter = 1
 	return f
 }
