@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -29,8 +30,10 @@ type call struct {
 	attempted bool     // the server got a request with the client's id
 	alias     uriAlias // URI of the resource as the client named it
 
-	active        activeCall       // for cancellation
-	loginRequired *jsonrpc.Failure // set if the server requires a login first
+	active        upstream.ActiveCall    // for cancellation
+	held          atomic.Bool            // the gateway holds the call: the server has nothing to cancel
+	repeatedID    atomic.Pointer[[]byte] // id of the repeated call at the server; nil if it is the client's
+	loginRequired *jsonrpc.Failure       // set if the server requires a login first
 }
 
 func (req *aggregateRequest) newCall() *call {
@@ -212,12 +215,10 @@ func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.E
 		return invalid
 	}
 	c.link = c.client.linkTo(s)
-	f := &c.active
-	f.link = c.link
-	f.Context, f.Cancel = context.WithCancelCause(c.aggregateRequest.ctx)
-	defer f.Cancel(nil)
-	c.ctx = f.Context
-	defer c.client.calls.end(c.client.calls.begin(c.Message.Literal(jsonrpc.ID), f), f)
+	c.active.Context, c.active.Cancel = context.WithCancelCause(c.aggregateRequest.ctx)
+	defer c.active.Cancel(nil)
+	c.ctx = c.active.Context
+	defer c.client.calls.end(c.client.calls.begin(c.Message.Literal(jsonrpc.ID), c), c)
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}

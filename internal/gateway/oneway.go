@@ -136,12 +136,12 @@ func (n oneWayMessage) cancel() {
 	}
 	n.Server = n.g.linkServer(call.link)
 	if era, _ := call.link.session.state(); era == mcp.Modern || call.held.Load() {
-		call.Cancel(nil) // closing the connection cancels the call
+		call.active.Cancel(nil) // closing the connection cancels the call
 		return
 	}
-	call.NoteCanceled()
+	call.active.NoteCanceled()
 	var edits []jsonspan.Edit
-	if id := call.id.Load(); id != nil {
+	if id := call.repeatedID.Load(); id != nil {
 		edits = append(edits, n.Message.Replace(jsonrpc.RequestID, *id))
 	}
 	if failure := n.send(call.link, edits...); failure != nil {

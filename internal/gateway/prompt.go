@@ -91,8 +91,8 @@ func (p prompter) confirm() (ok bool, _ *jsonrpc.Failure) {
 		return false, jsonrpc.TooManyServerRequests(p.link.serverName)
 	}
 	defer p.g.waiting.meter.Give(p.client.owner, size)
-	p.active.held.Store(true)
-	defer p.active.held.Store(false)
+	p.held.Store(true)
+	defer p.held.Store(false)
 	answer, failure := p.askOne(inbound.ConfirmRequest, p.Elicitation.Confirmation())
 	switch {
 	case p.canceled():
@@ -171,8 +171,8 @@ func (p prompter) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failu
 	case !p.out.AcceptsStream():
 		return false, p.answerLoginAddress(required, ask)
 	}
-	p.active.held.Store(true)
-	defer p.active.held.Store(false)
+	p.held.Store(true)
+	defer p.held.Store(false)
 	answer, failure := p.askOne(inbound.LoginRequest, ask)
 	if failure == nil {
 		failure = p.awaitLogin(answer)

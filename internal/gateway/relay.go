@@ -78,7 +78,7 @@ func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	// Use the request of the client itself, so that log fields and placeholders set by handlers are
 	// visible in it. All other requests are derived from it.
-	r := c.HTTP.WithContext(x.Join(&c.active.ActiveCall))
+	r := c.HTTP.WithContext(x.Join(&c.active))
 	r.ContentLength = -1 // the header may be left from an earlier attempt
 	session := l.session.current()
 	session.setHeaders(r.Header)
@@ -118,7 +118,7 @@ func (rl *relay) withUniqueID(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Fai
 		return *m, nil
 	}
 	id := rl.call.link.ids.next()
-	rl.call.active.id.Store(&id)
+	rl.call.repeatedID.Store(&id)
 	if rl.call.active.Canceled.Load() {
 		rl.call.active.Cancel(nil) // the cancellation named the id of an earlier attempt
 	}
@@ -314,7 +314,7 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 	}
 	l.session.markUsed()
 	if call := req.client.calls.get(clientID); call != nil && call.link == l {
-		call.Cancel(nil) // the client noticed first that its connection is broken, and resumes here
+		call.active.Cancel(nil) // the client noticed first that its connection is broken, and resumes here
 	} else if call == nil {
 		req.g.replicaSync.callResumed(req.client, clientID, owner.ID)
 	}

@@ -255,7 +255,7 @@ func (rs *replicaSync) receiveSession(msg *replicaMessage, bytes int64) {
 		}
 	case msg.Resumed != nil:
 		if call := c.calls.get(msg.Resumed.Call); call != nil && call.link.serverID == msg.Resumed.Server {
-			call.Cancel(nil)
+			call.active.Cancel(nil)
 		}
 	}
 }
@@ -504,7 +504,7 @@ func (rs *replicaSync) handleClientMessage(c *client, sent *clientMessage) {
 // none.
 func (c *client) activeContext() context.Context {
 	if call := c.calls.any(); call != nil {
-		return call.Context
+		return call.active.Context
 	}
 	if streams := c.openStreams(); len(streams) > 0 {
 		return streams[0].ctx

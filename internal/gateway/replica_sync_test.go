@@ -461,7 +461,7 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 			one.replicaSync.handleClientMessage(c, &clientMessage{Identity: "stranger",
 				Request: wireRequest{Method: http.MethodPost},
 				Message: jsonrpc.Notification("notifications/cancelled", []byte(`{"requestId":77}`))})
-			if c.calls.get([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
+			if c.calls.get([]byte("77")).active.Context.Err() != nil || p.count("notifications/cancelled") > 0 {
 				t.Error("another identity canceled the call")
 			}
 			u.atGateway(other).notify("notifications/cancelled", `{"requestId":77}`)
