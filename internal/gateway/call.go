@@ -278,7 +278,7 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 			return c.fail(failure)
 		}
 		l.session.markUsed()
-		switch era, _ := l.session.state(); {
+		switch era := l.session.current().Era; {
 		case era == c.era:
 			return directRelay{c}.run()
 		case era == mcp.Legacy:
@@ -327,7 +327,7 @@ func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	if _, can := l.session.state(); can&mcp.ListKinds[mcp.Tools].Needs != 0 {
+	if l.session.current().Can&mcp.ListKinds[mcp.Tools].Needs != 0 {
 		_, _, failure = q.fetch(l)
 	}
 	return failure

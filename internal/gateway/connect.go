@@ -313,8 +313,7 @@ func isTemporary(status int) bool {
 // restoreSession repeats the log level and the subscriptions of the client to a legacy server,
 // after a session was lost or changed at another replica.
 func (l *link) restoreSession(sc scope) {
-	_, can := l.session.state()
-	if level := l.client.logLevel(); level != "" && can&mcp.HasLogging != 0 {
+	if level := l.client.logLevel(); level != "" && l.session.current().Can&mcp.HasLogging != 0 {
 		l.repeat(sc, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
 	for _, uri := range l.subscriptions.all() {

@@ -222,10 +222,8 @@ func (c legacyRelay) hold(m *jsonrpc.Message) *heldCall {
 // run sends the call to the server and passes its messages to the messages channel.
 func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	l, ctx := held.link, held.ctx
-	if level != "" {
-		if _, can := l.session.state(); can&mcp.HasLogging != 0 {
-			_ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
-		}
+	if level != "" && l.session.current().Can&mcp.HasLogging != 0 {
+		_ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
 	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
 		var names nameReader

@@ -208,7 +208,7 @@ func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
 	req.client.level = level
 	req.client.mu.Unlock()
 	req.forEachOpenLink(func(_ *upstream.Server, l *link) { // other servers get the level when their sessions begin
-		if era, can := l.session.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
+		if server := l.session.current(); server.Era == mcp.Legacy && server.Can&mcp.HasLogging != 0 {
 			l.session.markUsed()
 			_ = l.request(req.scope(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}

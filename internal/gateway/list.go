@@ -492,9 +492,9 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 		}
 		return nil, catalog.Freshness{}, failure
 	}
-	era, can := l.session.state()
+	session := l.session.current()
 	cached := catalog.Cached{Fresh: fresh, View: view, Changes: changes, At: time.Now()}
-	cached.Watched = era == mcp.Legacy || can&mcp.ListKinds[q.kind].Changes != 0
+	cached.Watched = session.Era == mcp.Legacy || session.Can&mcp.ListKinds[q.kind].Changes != 0
 	cached.Key, list = q.g.shelf.Put(q.server.ID, list)
 	c.Keep(q.kind, cached)
 	return list, fresh, nil
@@ -530,7 +530,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	if failure := l.open(q.scope); failure != nil {
 		return nil, catalog.Freshness{}, failure
 	}
-	era, can := l.session.state()
+	session := l.session.current()
 	caller := q.g.callerOf(q.client)
 	done := !upstream.FiltersWhileReading(&caller)
 	if q.explain != nil {
@@ -539,9 +539,9 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	filter := upstream.NewListFilter(q.g.shared, q.server, &caller, q.r.Header)
 	filter.Done = done
 	b := &builder{
-		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter, explain: q.explain,
+		g: q.g, server: q.server, kind: q.kind, era: session.Era, filter: filter, explain: q.explain,
 		list: &catalog.List{Server: q.server.Name}, seen: map[string]bool{},
-		fresh: catalog.Freshness{Private: era == mcp.Legacy},
+		fresh: catalog.Freshness{Private: session.Era == mcp.Legacy},
 	}
 	cursors := map[string]bool{}
 	var params []byte
@@ -554,7 +554,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 		case b.joined.Len() > maxListing || b.explain.full():
 			return nil, catalog.Freshness{}, streamable.TooLarge(l.serverName, maxListing)
 		case b.cursor == "", cursors[b.cursor]: // a repeated cursor ends the list
-			if era == mcp.Legacy && can&mcp.ListKinds[q.kind].Changes == 0 {
+			if session.Era == mcp.Legacy && session.Can&mcp.ListKinds[q.kind].Changes == 0 {
 				b.fresh.Until = time.Now().Add(catalog.UnchangedTime)
 			}
 			list := b.finish()

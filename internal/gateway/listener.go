@@ -119,25 +119,24 @@ func (ss *serverStream) read() (again bool) {
 		return true
 	}
 	if hadFailed {
-		_, can := l.session.state()
-		ss.announceToAll(listKinds(can)...) // clients have not seen its lists yet
+		ss.announceToAll(listKinds(l.session.current().Can)...) // clients have not seen its lists yet
 	}
 	l.sendInitialized(ss.scope)
-	era, can := l.session.state()
+	session := l.session.current()
 	if ss.elected {
 		ss.elected, ss.onStarted = false, ss.compareListsAfter(ss.onStarted)
 	}
-	if era == mcp.Modern {
+	if session.Era == mcp.Modern {
 		if wants == nil && ss.key.uri == "" {
 			ss.stream.listenToSubscribed(l)
 		}
-		return ss.readModern(can)
+		return ss.readModern(session.Can)
 	}
 	if ss.key.uri != "" {
 		return false // legacy servers send updates in the stream of the session
 	}
 	if wants != nil {
-		if wants.forServer(l.serverName, can|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange).isEmpty() {
+		if wants.forServer(l.serverName, session.Can|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange).isEmpty() {
 			return false
 		}
 		ss.ensureSubscribed()
@@ -192,9 +191,8 @@ func (ss *serverStream) ensureSubscribed() {
 // subscribe subscribes to the resources of the client at a legacy server. undo unsubscribes.
 func (ss *serverStream) subscribe() (undo func()) {
 	l := ss.link
-	_, can := l.session.state()
 	var subscribed []string
-	for _, uri := range ss.stream.wants.forServer(l.serverName, can).URIs {
+	for _, uri := range ss.stream.wants.forServer(l.serverName, l.session.current().Can).URIs {
 		if failure := l.request(ss.scope, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
 			subscribed = append(subscribed, uri)
 		} else {

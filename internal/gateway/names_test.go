@@ -782,7 +782,7 @@ func TestUnreachableServersGetTheEraOfTheClient(t *testing.T) {
 		connect()
 		p.down.Store(false)
 		s.NoteAttempt(time.Now(), nil)
-		if got, _ := connect().linkTo(s).session.state(); got != era {
+		if got := connect().linkTo(s).session.current().Era; got != era {
 			t.Errorf("client of era %d: got %d", era, got)
 		}
 	}

@@ -90,7 +90,7 @@ func (n oneWayMessage) forwardNotification() {
 			if l == nil || !l.session.isOpen() {
 				return // the server requests the client's state when it needs it
 			}
-			if era, _ := l.session.state(); era == mcp.Legacy {
+			if l.session.current().Era == mcp.Legacy {
 				l.session.markUsed()
 				l.sendInitialized(n.scope())
 				if failure := l.send(n.scope(), message.Raw); failure != nil {
@@ -135,7 +135,7 @@ func (n oneWayMessage) cancel() {
 		return
 	}
 	n.Server = n.g.linkServer(call.link)
-	if era, _ := call.link.session.state(); era == mcp.Modern || call.held.Load() {
+	if call.link.session.current().Era == mcp.Modern || call.held.Load() {
 		call.active.Cancel(nil) // closing the connection cancels the call
 		return
 	}

@@ -179,7 +179,7 @@ func (o *Operator) list(sc scope, l *link, s *upstream.Server, k mcp.ListKind, e
 	if failure := l.open(sc); failure != nil {
 		return catalog.Empty, failure
 	}
-	if _, can := l.session.state(); can&mcp.ListKinds[k].Needs == 0 {
+	if l.session.current().Can&mcp.ListKinds[k].Needs == 0 {
 		return catalog.Empty, nil
 	}
 	q := &listQuery{scope: sc, client: o.client, server: s, kind: k, explain: e}

@@ -123,13 +123,6 @@ func (s *serverSession) current() linkTicket {
 	return s.ticket
 }
 
-// state returns the era and the abilities of the server.
-func (s *serverSession) state() (era mcp.Era, can mcp.Abilities) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ticket.Era, s.ticket.Can
-}
-
 // serverInfo returns the server's description of itself.
 func (s *serverSession) serverInfo() *serverInfo {
 	s.mu.Lock()

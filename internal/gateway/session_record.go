@@ -410,7 +410,7 @@ func (sr *sessionRecords) applyLevel(c *client, change *sessionChange) {
 	c.level = change.Level
 	c.mu.Unlock()
 	for _, l := range c.allLinks() {
-		if _, can := l.session.state(); can&mcp.HasLogging != 0 && !change.knownIn(l) {
+		if l.session.current().Can&mcp.HasLogging != 0 && !change.knownIn(l) {
 			l.markUnsynced(sr.state)
 		}
 	}
@@ -475,7 +475,7 @@ func (s *stream) apply(change *sessionChange) {
 	}
 	defer repeatOnTimeout(l)
 	key := listenerKey{l.serverID, change.URI}
-	switch era, _ := l.session.state(); {
+	switch era := l.session.current().Era; {
 	case era == mcp.Modern && change.On:
 		s.listenAndWait(key)
 	case era == mcp.Modern:

@@ -200,16 +200,12 @@ func (s *stream) needsListener(server *upstream.Server) bool {
 		return len(s.wants.serverURIs[server.Name])+len(s.wants.serverTasks[server.Name]) > 0
 	}
 	l := s.req.client.existingLink(server)
-	if l == nil || !l.session.isOpen() {
-		return false
-	}
-	era, _ := l.session.state()
-	return era == mcp.Legacy
+	return l != nil && l.session.isOpen() && l.session.current().Era == mcp.Legacy
 }
 
 // listenToSubscribed starts listeners for the client's subscriptions at a modern server.
 func (s *stream) listenToSubscribed(l *link) {
-	if era, _ := l.session.state(); era != mcp.Modern {
+	if l.session.current().Era != mcp.Modern {
 		return
 	}
 	for _, uri := range l.subscriptions.all() {
@@ -304,8 +300,8 @@ func (s *stream) accepts(g *Gateway, l *link, m *jsonrpc.Message) bool {
 		return false
 	}
 	// Modern servers learn with a delay that the client has unsubscribed.
-	era, _ := l.session.state()
-	return era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) || l.subscriptions.has(m.Text(jsonrpc.URI))
+	return l.session.current().Era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) ||
+		l.subscriptions.has(m.Text(jsonrpc.URI))
 }
 
 // streamWork is what runs for a stream until it closes.

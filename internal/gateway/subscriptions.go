@@ -128,7 +128,7 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	if c.alias.isSet() {
 		shown = c.alias.shown
 	}
-	era, _ := l.session.state()
+	era := l.session.current().Era
 	limit := maxSubscriptions
 	if era == mcp.Modern {
 		limit = maxListeners
