@@ -88,7 +88,7 @@ func newReplicaSync(s *State, space *replicas.Space) *replicaSync {
 	rs := &replicaSync{
 		state: s, bus: b, work: work, ends: ends,
 		lists:   &listBroadcast{state: s, bus: b},
-		records: &sessionRecords{state: s, bus: b, store: recordStore{s, space}, work: work, ends: ends},
+		records: &sessionRecords{state: s, bus: b, work: work, ends: ends},
 		notices: quota.NewMeter(forwardedMessagesQuota, noticeLimits),
 	}
 	b.subscribe(topicAll, rs.receive)
@@ -185,7 +185,11 @@ func (rs *replicaSync) receive(text []byte) {
 	case msg.Lists != nil:
 		rs.lists.receive(msg.From, msg.Lists)
 	case msg.Refresh != "":
-		rs.receiveRefresh(msg.Refresh)
+		for _, g := range rs.state.gateways() {
+			if s := g.byID[msg.Refresh]; s != nil {
+				g.notify.forgetLists(s)
+			}
+		}
 	case msg.Session != "":
 		rs.receiveSession(msg, int64(len(text)))
 	}
@@ -209,15 +213,6 @@ func (rs *replicaSync) isRelevant(text []byte) bool {
 		rs.state.clients.release(c)
 	}
 	return c != nil
-}
-
-// receiveRefresh refreshes a server for another replica.
-func (rs *replicaSync) receiveRefresh(server string) {
-	for _, g := range rs.state.gateways() {
-		if s := g.byID[server]; s != nil {
-			g.notify.forgetLists(s)
-		}
-	}
 }
 
 // receiveSession handles a message of some bytes about a session.

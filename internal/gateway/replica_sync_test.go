@@ -862,7 +862,7 @@ func TestResponsesWithoutTheStore(t *testing.T) {
 func TestRecordsOverTheQuota(t *testing.T) {
 	one, _, engine := newReplicas(t, legacyPeer("a"))
 	one.legacy(t)
-	c, store := one.known()[0], one.replicaSync.records.store
+	c, store := one.known()[0], one.replicaSync.records
 	has := func(bytes int, want bool) {
 		t.Helper()
 		if got, err := store.hasRoom(t.Context(), c, bytes); got != want || err != nil {

@@ -116,7 +116,6 @@ func (s *recordState) add(change sessionChange) {
 type sessionRecords struct {
 	state *State
 	bus   *bus
-	store recordStore
 	work  *clientWork
 	ends  *sessionEnds
 
@@ -170,7 +169,7 @@ func (sr *sessionRecords) sync(ctx context.Context, c *client) {
 		return
 	}
 	sr.writeUnsaved(ctx, c)
-	r, _, err := sr.store.read(ctx, c)
+	r, _, err := sr.read(ctx, c)
 	if err != nil {
 		return
 	}
@@ -202,21 +201,16 @@ func (sr *sessionRecords) sync(ctx context.Context, c *client) {
 
 // share implements [replicaSync.shareChange].
 func (sr *sessionRecords) share(ctx context.Context, c *client, change sessionChange) {
-	sr.save(context.WithoutCancel(ctx), c, change)
+	c.record.mu.Lock()
+	c.record.add(change)
+	sr.writeUnsaved(context.WithoutCancel(ctx), c)
+	c.record.mu.Unlock()
 	msg := replicaMessage{Session: c.key, Change: &change}
 	if change.URI == "" || len(c.openStreams()) > 0 {
 		sr.bus.publish(topicAll, msg)
 		return
 	}
 	sr.bus.publishAndWait(ctx, msg)
-}
-
-// save writes a change to the record.
-func (sr *sessionRecords) save(ctx context.Context, c *client, change sessionChange) {
-	c.record.mu.Lock()
-	defer c.record.mu.Unlock()
-	c.record.add(change)
-	sr.writeUnsaved(ctx, c)
 }
 
 // writeUnsaved writes unsaved changes to the record. They stay unsaved if the store is unavailable.
@@ -226,7 +220,7 @@ func (sr *sessionRecords) writeUnsaved(ctx context.Context, c *client) {
 		if len(c.record.unsaved) == 0 {
 			return
 		}
-		r, version, err := sr.store.read(ctx, c)
+		r, version, err := sr.read(ctx, c)
 		if err != nil {
 			return
 		}
@@ -241,7 +235,7 @@ func (sr *sessionRecords) writeUnsaved(ctx context.Context, c *client) {
 		if string(text) == string(before) {
 			break
 		}
-		written, err := sr.store.write(ctx, c, version, text)
+		written, err := sr.write(ctx, c, version, text)
 		switch {
 		case written:
 			c.record.unsaved = nil
@@ -256,15 +250,9 @@ func (sr *sessionRecords) writeUnsaved(ctx context.Context, c *client) {
 	c.record.unsaved = nil
 }
 
-// A recordStore has the session records in the store.
-type recordStore struct {
-	state *State
-	space *replicas.Space
-}
-
 // read returns the record of a session, empty if there is none.
-func (s recordStore) read(ctx context.Context, c *client) (r sessionRecord, version replicas.Version, err error) {
-	text, version, err := s.space.Get(ctx, c.key, recordName)
+func (sr *sessionRecords) read(ctx context.Context, c *client) (r sessionRecord, version replicas.Version, err error) {
+	text, version, err := sr.bus.space.Get(ctx, c.key, recordName)
 	if err == nil && text != nil && json.Unmarshal(text, &r) != nil {
 		r = sessionRecord{} // incompatible format
 	}
@@ -272,31 +260,31 @@ func (s recordStore) read(ctx context.Context, c *client) (r sessionRecord, vers
 }
 
 // write writes a record if the stored version has not changed.
-func (s recordStore) write(
+func (sr *sessionRecords) write(
 	ctx context.Context, c *client, version replicas.Version, text []byte,
 ) (written bool, err error) {
 	left := sessionTime - time.Since(c.issued)
 	fits := left > 0 && len(text) <= maxRecord
 	if fits {
-		if fits, err = s.hasRoom(ctx, c, len(text)); err != nil {
+		if fits, err = sr.hasRoom(ctx, c, len(text)); err != nil {
 			return false, err
 		}
 	}
 	if !fits {
-		s.state.gateways().logger().Warn("session not shared with other replicas: "+
+		sr.state.gateways().logger().Warn("session not shared with other replicas: "+
 			"it has expired, its record is too large, or a quota is used up", zap.Int("bytes", len(text)))
 		return false, replicas.ErrFull
 	}
-	return s.space.Swap(ctx, c.key, recordName, version, text, left)
+	return sr.bus.space.Swap(ctx, c.key, recordName, version, text, left)
 }
 
 // hasRoom reports whether the owner of a session may write this many bytes, and counts them.
-func (s recordStore) hasRoom(ctx context.Context, c *client, bytes int) (bool, error) {
+func (sr *sessionRecords) hasRoom(ctx context.Context, c *client, bytes int) (bool, error) {
 	b := replicas.Bucket{
 		Key: "session records", Rate: recordBytes / sessionTime.Seconds(), Burst: recordBytes,
 		Want: float64(bytes + recordSize),
 	}
-	taken, _, err := s.space.Spend(ctx, c.owner, []replicas.Bucket{b})
+	taken, _, err := sr.bus.space.Spend(ctx, c.owner, []replicas.Bucket{b})
 	switch {
 	case err != nil || len(taken) == 0:
 		return false, err
@@ -304,7 +292,7 @@ func (s recordStore) hasRoom(ctx context.Context, c *client, bytes int) (bool, e
 		return true, nil
 	}
 	b.Want = -taken[0] // return the part that was taken
-	_, _, err = s.space.Spend(context.WithoutCancel(ctx), c.owner, []replicas.Bucket{b})
+	_, _, err = sr.bus.space.Spend(context.WithoutCancel(ctx), c.owner, []replicas.Bucket{b})
 	return false, err
 }
 
@@ -325,7 +313,7 @@ func (c connectAttempt) resumeShared() bool {
 	if !c.sharesSession() {
 		return false
 	}
-	r, _, err := c.g.replicaSync.records.store.read(c.ctx, c.link.client)
+	r, _, err := c.g.replicaSync.records.read(c.ctx, c.link.client)
 	t, ok := r.Links[c.server.ID]
 	return err == nil && ok && c.link.tryResume(c.scope, t)
 }
@@ -337,9 +325,9 @@ func (c connectAttempt) shareSession() {
 	if !c.sharesSession() || l.session.current().Session == "" || l.isLocal(c.server) {
 		return
 	}
-	store := c.g.replicaSync.records.store
+	records := c.g.replicaSync.records
 	for range maxSwaps {
-		r, version, err := store.read(c.ctx, l.client)
+		r, version, err := records.read(c.ctx, l.client)
 		if err != nil || r.Ended {
 			return
 		}
@@ -354,7 +342,7 @@ func (c connectAttempt) shareSession() {
 			r.Links = map[string]linkTicket{}
 		}
 		r.Links[id] = current
-		written, err := store.write(c.ctx, l.client, version, jsonrpc.Encode(r))
+		written, err := records.write(c.ctx, l.client, version, jsonrpc.Encode(r))
 		if written {
 			l.session.markCarried()
 		}
