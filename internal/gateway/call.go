@@ -280,7 +280,7 @@ func (c *call) sendToServer() *jsonrpc.Failure {
 		l.session.markUsed()
 		switch era := l.session.current().Era; {
 		case era == c.era:
-			return directRelay{c}.run()
+			return relayInEra(c)
 		case era == mcp.Legacy:
 			return legacyRelay{c}.run()
 		}

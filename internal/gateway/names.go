@@ -446,25 +446,21 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 			}
 		}
 	}
-	if k == mcp.Tools {
-		o, ok := s.Overrides.ByClientName(name)
-		if !ok && !(prompter{c}).isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
-			return nil, "", inbound.UnknownTool(shown)
-		}
-		c.Override = o
-		if o != nil {
-			name = o.Tool
-		}
+	if k != mcp.Tools {
+		return s, name, nil
 	}
-	if k == mcp.Tools && !s.Shows(name) {
+	o, ok := s.Overrides.ByClientName(name)
+	if !ok && !(prompter{c}).isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
 		return nil, "", inbound.UnknownTool(shown)
 	}
-	if k == mcp.Tools {
-		if failure := checkTool(s, shown, name); failure != nil {
-			return nil, "", failure
-		}
+	c.Override = o
+	if o != nil {
+		name = o.Tool
 	}
-	return s, name, nil
+	if !s.Shows(name) {
+		return nil, "", inbound.UnknownTool(shown)
+	}
+	return s, name, checkTool(s, shown, name)
 }
 
 // checkTool refuses a tool whose definition is known to be invalid.

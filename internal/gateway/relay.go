@@ -19,13 +19,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A directRelay forwards a call to a server of the same era.
-type directRelay struct{ *call }
-
-// run forwards the call, again if the server has lost its session.
-func (c directRelay) run() *jsonrpc.Failure {
+// relayInEra forwards a call to a server of the same era, again if the server has lost its session.
+func relayInEra(c *call) *jsonrpc.Failure {
 	failure := c.link.inSession(c.scope(), func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		rl := &relay{call: c.call, retryable: mayRetry}
+		rl := &relay{call: c, retryable: mayRetry}
 		failure := rl.run(&c.Message)
 		return &rl.reader, rl.session, failure
 	})
