@@ -2,10 +2,6 @@
 
 package stdio
 
-import "os"
-
 // closeFilesOnExec keeps child processes from inheriting open files other than their standard
 // streams. Go sets close-on-exec on files that it opens, but not on those that Caddy inherited.
 func closeFilesOnExec() { closeFilesOnExecIn("/dev/fd") }
-
-func widen(*os.File) (release func()) { return func() {} } // pipes grow by themselves on BSD

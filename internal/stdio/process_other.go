@@ -14,5 +14,3 @@ func setProcessGroup(*exec.Cmd) {}
 func closeFilesOnExec() {} // this system passes only the standard streams
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
-
-func widen(*os.File) (release func()) { return func() {} }
