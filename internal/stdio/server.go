@@ -330,15 +330,13 @@ func (s *server) childEnded(c *child, err error) {
 	s.pool.observe.Exited(s.name, c.cmd.Process.Pid, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dedicated[c] {
+	if s.dedicated[c] || s.outgoing == c {
 		s.log().Info("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
 		delete(s.dedicated, c)
-		return
-	}
-	if s.outgoing == c {
-		s.log().Info("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
-		s.outgoing = nil
-		close(s.outgoingEnded)
+		if s.outgoing == c {
+			s.outgoing = nil
+			close(s.outgoingEnded)
+		}
 		return
 	}
 	s.child = nil
