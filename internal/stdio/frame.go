@@ -33,11 +33,7 @@ func (f frame) len() (n int) {
 	return n
 }
 
-// applyEdits returns a message with edits applied. It shares the bytes of the message.
-func applyEdits(message []byte, edits []jsonspan.Edit) frame {
-	return appendEdited(make(frame, 0, 2*len(edits)+1), message, edits)
-}
-
+// appendEdited appends a message with edits applied. It shares the bytes of the message.
 func appendEdited(f frame, message []byte, edits []jsonspan.Edit) frame {
 	at := 0
 	for _, e := range edits {

@@ -67,10 +67,14 @@ type Pool struct {
 
 	hosts       hosts
 	inFlight    requestCounts
-	listeners   listeners
-	answerers   answerers
+	answerers   registry[Answerer]
 	watchers    registry[Watcher]
 	rootsLogged sync.Map // server names; the log already says that they do not get roots of clients
+
+	// listening is done when the streams end that clients keep open to listen. They do not end by
+	// themselves.
+	listening    context.Context
+	endListening context.CancelFunc
 
 	mu       sync.Mutex // guards what groups and sessions contain, too
 	servers  map[address]*server
@@ -82,16 +86,16 @@ type Pool struct {
 // NewPool returns a pool. It starts no child yet.
 func NewPool(config Config, observe Observer) *Pool {
 	p := &Pool{
-		config:    config,
-		observe:   observe,
-		roots:     RootsResult(config.Roots),
-		servers:   map[address]*server{},
-		inFlight:  requestCounts{byHost: map[string]int{}, idle: map[string]chan struct{}{}},
-		listeners: listeners{streams: map[*stream]bool{}},
+		config:   config,
+		observe:  observe,
+		roots:    RootsResult(config.Roots),
+		servers:  map[address]*server{},
+		inFlight: requestCounts{byHost: map[string]int{}, idle: map[string]chan struct{}{}},
 
 		aliveTime:    aliveTime,
 		discoverTime: discoverTime,
 	}
+	p.listening, p.endListening = context.WithCancel(context.Background())
 	p.groups = newGroups(p)
 	p.sessions = newSessions(p)
 	return p
@@ -209,17 +213,23 @@ func (p *Pool) Check(ctx context.Context, host string) error {
 
 // check pings children. Failures of children of a single session are not returned.
 func check(ctx context.Context, servers []*server) error {
+	return forEach(servers, func(s *server) error {
+		err := s.check(ctx)
+		if s.owner != nil {
+			return nil
+		}
+		return err
+	})
+}
+
+// forEach calls do for all servers at once, and returns its errors.
+func forEach(servers []*server, do func(*server) error) error {
 	errs := make([]error, len(servers))
-	var checks sync.WaitGroup
+	var calls sync.WaitGroup
 	for i, s := range servers {
-		checks.Go(func() {
-			err := s.check(ctx)
-			if s.owner == nil {
-				errs[i] = err
-			}
-		})
+		calls.Go(func() { errs[i] = do(s) })
 	}
-	checks.Wait()
+	calls.Wait()
 	return errors.Join(errs...)
 }
 

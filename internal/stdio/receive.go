@@ -186,7 +186,8 @@ func (r *receiver) deliverNotification(call *call, m *jsonrpc.Message, fields ..
 // replaceFields returns a message in which the fields have another literal. It shares the bytes of
 // the message and of the literal.
 func replaceFields(m *jsonrpc.Message, literal []byte, fields ...jsonrpc.Field) frame {
-	return applyEdits(m.Raw, m.ReplaceAll(literal, fields...))
+	edits := m.ReplaceAll(literal, fields...)
+	return appendEdited(make(frame, 0, 2*len(edits)+1), m.Raw, edits)
 }
 
 // handleServerRequest forwards a request of the child to the client whose call it belongs to, or
@@ -199,7 +200,7 @@ func (r *receiver) handleServerRequest(m *jsonrpc.Message) {
 		r.respond(jsonrpc.ResultResponse(id, []byte("{}")))
 		return
 	}
-	if result, ours := r.server.pool.answerers.answer(r.server.address.host, method); ours {
+	if result, ours := r.server.pool.answer(r.server.address.host, method); ours {
 		if result == nil {
 			r.respond(jsonrpc.ErrorResponse(id, jsonrpc.CodeMethodNotFound, "this method is not supported"))
 		} else {

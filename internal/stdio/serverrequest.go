@@ -220,7 +220,7 @@ func (s *server) logRootsIgnored() {
 
 // hasRoots reports whether roots are configured.
 func (s *server) hasRoots() bool {
-	result, _ := s.pool.answerers.answer(s.address.host, rootsList)
+	result, _ := s.pool.answer(s.address.host, rootsList)
 	return result != nil || len(s.pool.config.Roots) > 0
 }
 
@@ -234,12 +234,9 @@ func (p *Pool) AnswerWith(host string, answerer Answerer) (release func()) {
 	return p.answerers.add(host, answerer)
 }
 
-// answerers are the registered Answerers.
-type answerers struct{ registry[Answerer] }
-
 // answer answers a server request without a client.
-func (a *answerers) answer(host, method string) (result []byte, ours bool) {
-	for _, answerer := range a.at(host) {
+func (p *Pool) answer(host, method string) (result []byte, ours bool) {
+	for _, answerer := range p.answerers.at(host) {
 		if result, ours = (*answerer)(method); ours {
 			return result, true
 		}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -148,13 +147,7 @@ func (p *Pool) Restart(ctx context.Context, host string) error {
 		}
 		servers = append(servers, s)
 	}
-	errs := make([]error, len(servers))
-	var restarts sync.WaitGroup
-	for i, s := range servers {
-		restarts.Go(func() { errs[i] = s.restart(ctx) })
-	}
-	restarts.Wait()
-	return errors.Join(errs...)
+	return forEach(servers, func(s *server) error { return s.restart(ctx) })
 }
 
 // Start starts a child at a host, unless a shared one runs there. It finds out the era of the

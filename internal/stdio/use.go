@@ -152,38 +152,6 @@ func (r *requestCounts) wait(ctx context.Context, host string) bool {
 	}
 }
 
-// listeners are the streams that clients keep open to listen. They do not end by themselves.
-type listeners struct {
-	mu      sync.Mutex
-	streams map[*stream]bool
-	ended   bool // streams end as soon as they are opened
-}
-
-func (l *listeners) add(st *stream) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.streams[st] = true
-	if l.ended {
-		st.stop()
-	}
-}
-
-func (l *listeners) remove(st *stream) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.streams, st)
-}
-
-// end ends the streams, and those that are added later.
-func (l *listeners) end() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ended = true
-	for st := range l.streams {
-		st.stop()
-	}
-}
-
 // Use notes that requests are sent to these hosts, or to any host if hosts is empty. After the
 // first call, no child is started at other hosts.
 func (p *Pool) Use(hosts ...string) { p.hosts.add(hosts) }
@@ -256,7 +224,7 @@ func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
 }
 
 // EndStreams ends the streams that clients have opened to listen, and those that they open later.
-func (p *Pool) EndStreams() { p.listeners.end() }
+func (p *Pool) EndStreams() { p.endListening() }
 
 // waitIdle waits until no request is in flight at a host, or at any (""), and then for linger.
 // It reports whether more requests came in the meantime.
