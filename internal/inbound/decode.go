@@ -51,24 +51,16 @@ type heldBody struct {
 	bytes int64
 }
 
-// reserve counts bytes for an owner. It reports whether the limits allow them.
+// reserve counts bytes for an owner, instead of those counted before. It reports whether the limits
+// allow them.
 func (b *heldBody) reserve(meter *quota.Meter, owner string, bytes int64) bool {
-	if bytes <= smallBody {
+	switch {
+	case bytes <= smallBody:
 		return true
-	}
-	if !meter.Take(owner, bytes) {
+	case b.meter == nil && !meter.Take(owner, bytes), b.meter != nil && !meter.Grow(owner, bytes-b.bytes):
 		return false
 	}
 	*b = heldBody{meter, owner, bytes}
-	return true
-}
-
-// grow counts more bytes.
-func (b *heldBody) grow(bytes int64) bool {
-	if !b.meter.Grow(b.owner, bytes) {
-		return false
-	}
-	b.bytes += bytes
 	return true
 }
 
@@ -153,13 +145,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 		return n, err
 	}
 	total := min(2*b.received, b.limit) // the buffer doubles, too
-	fits := false
-	if b.held.meter == nil {
-		fits = b.held.reserve(b.meter, b.owner, total)
-	} else {
-		fits = b.held.grow(total - b.counted)
-	}
-	if !fits {
+	if !b.held.reserve(b.meter, b.owner, total) {
 		return n, errNoRoom
 	}
 	b.counted = total

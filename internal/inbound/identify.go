@@ -39,7 +39,7 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 			return nil, failure
 		}
 		bodyFailure = q.read(min(needed, gate.config.RequestLimit), gate.unidentified)
-		if bodyFailure != nil && !q.readEnough(needed) {
+		if bodyFailure != nil && q.Message.Raw == nil && needed >= gate.config.RequestLimit {
 			return nil, bodyFailure
 		}
 	case post:
@@ -64,11 +64,6 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 func (q authentication) setCaller(identity string) {
 	q.Caller = q.gate.Rules.Caller(identity)
 	q.Caller.Address, q.Caller.User = q.Peer.Address, q.Peer.User
-}
-
-// readEnough reports whether enough of the body was read for the Authenticator.
-func (q authentication) readEnough(needed int64) bool {
-	return q.Message.Raw != nil || needed < q.gate.config.RequestLimit
 }
 
 // identifyWithoutAuth identifies a client without the Authenticator. It reports whether it could:

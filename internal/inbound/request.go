@@ -52,7 +52,7 @@ type Request struct {
 
 	gate       *Gate
 	httpMethod string
-	span       requestSpan
+	span       trace.Span
 	operator   *Operator // operator who makes the request; nil for clients
 
 	held         heldBody    // the body, in the meter of all bodies
@@ -68,7 +68,7 @@ type Request struct {
 func (g *Gate) NewRequest(w http.ResponseWriter, r *http.Request, endpoint Endpoint, peer Peer) *Request {
 	q := &Request{
 		gate: g, Writer: w, HTTP: r, httpMethod: r.Method, Endpoint: endpoint, Peer: peer, Began: time.Now(),
-		span: requestSpan{trace.SpanFromContext(r.Context())}, Server: g.Servers[endpoint.Server],
+		span: trace.SpanFromContext(r.Context()), Server: g.Servers[endpoint.Server],
 		Version: httpbody.GetHeader(r.Header, mcp.VersionHeader),
 	}
 	q.Elicitation.q = q
@@ -106,7 +106,7 @@ func (q *Request) record() {
 	if q.Outcome == "" {
 		q.Outcome = upstream.OutcomePanic
 	}
-	q.span.describe(q)
+	q.describeSpan()
 	audited{q}.report()
 	if q.IsForwarded {
 		return
@@ -218,7 +218,7 @@ func (q *Request) serve() *jsonrpc.Failure {
 				return failure
 			}
 		}
-		q.span.link(q.HTTP.Context(), &q.Message)
+		q.linkSpan()
 		audited{q}.begin()
 	}
 	switch {
@@ -276,12 +276,9 @@ func (c *Context) Value(key any) any {
 // OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and
 // in the message, which is all that a child process gets.
 
-// A requestSpan is the span of a request.
-type requestSpan struct{ trace.Span }
-
-// describe adds the call and its outcome to the span.
-func (s requestSpan) describe(q *Request) {
-	if !s.IsRecording() {
+// describeSpan adds the call and its outcome to the span.
+func (q *Request) describeSpan() {
+	if !q.span.IsRecording() {
 		return
 	}
 	attributes := []attribute.KeyValue{attribute.String("mcp.method.name", q.MethodName())}
@@ -306,19 +303,19 @@ func (s requestSpan) describe(q *Request) {
 	}
 	if q.Outcome != upstream.OutcomeOK {
 		add("error.type", q.Outcome)
-		s.SetStatus(codes.Error, q.Outcome)
+		q.span.SetStatus(codes.Error, q.Outcome)
 	}
-	s.SetAttributes(attributes...)
+	q.span.SetAttributes(attributes...)
 }
 
-// link links the span to the trace in a message, if they differ.
-func (s requestSpan) link(ctx context.Context, m *jsonrpc.Message) {
-	if !s.IsRecording() || !m.Has(jsonrpc.Traceparent) {
+// linkSpan links the span to the trace in the message, if they differ.
+func (q *Request) linkSpan() {
+	if !q.span.IsRecording() || !q.Message.Has(jsonrpc.Traceparent) {
 		return
 	}
-	carrier := propagation.MapCarrier{upstream.Traceparent: m.Text(jsonrpc.Traceparent)}
-	client := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(ctx, carrier))
-	if client.IsValid() && client.TraceID() != s.SpanContext().TraceID() {
-		s.AddLink(trace.Link{SpanContext: client})
+	carrier := propagation.MapCarrier{upstream.Traceparent: q.Message.Text(jsonrpc.Traceparent)}
+	client := trace.SpanContextFromContext(propagation.TraceContext{}.Extract(q.HTTP.Context(), carrier))
+	if client.IsValid() && client.TraceID() != q.span.SpanContext().TraceID() {
+		q.span.AddLink(trace.Link{SpanContext: client})
 	}
 }
