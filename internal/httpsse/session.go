@@ -400,8 +400,11 @@ func (w *stream) addPart(kind sse.Kind, part []byte) {
 		}
 		w.lineEnded = false
 		w.data = append(w.data, part...)
-		if len(w.data) > w.limit() {
-			w.tooLarge()
+		switch size := len(w.data); {
+		case size > maxEndpoint && w.session.endpoint == nil:
+			w.fail(ErrNotSupported)
+		case size > maxMessage:
+			w.fail(streamable.TooLarge(w.session.upstream.Name, maxMessage))
 		}
 	case sse.Frame:
 		w.lineEnded = true
@@ -414,22 +417,6 @@ func (w *stream) addPart(kind sse.Kind, part []byte) {
 			w.data = nil
 		}
 	}
-}
-
-// limit returns the maximum size of the current event.
-func (w *stream) limit() int {
-	if w.session.endpoint == nil {
-		return maxEndpoint
-	}
-	return maxMessage
-}
-
-func (w *stream) tooLarge() {
-	if w.session.endpoint == nil {
-		w.fail(ErrNotSupported)
-		return
-	}
-	w.fail(streamable.TooLarge(w.session.upstream.Name, maxMessage))
 }
 
 // dispatch handles an event. The first endpoint event counts; before it there are no messages.
