@@ -192,7 +192,9 @@ func (c connectAttempt) initialize() (result []byte, session string, failure *js
 		}
 	}
 	reader, result, failure := c.initializeIn("")
-	if failure != nil && refusesPost(reader.Status()) && !c.server.ChildrenOnly {
+	// A server that does not accept POST at the address of its stream may speak HTTP+SSE.
+	status := reader.Status()
+	if failure != nil && status/100 == 4 && !httpsse.IsInconclusive(status) && !c.server.ChildrenOnly {
 		if result, session, failure, isHTTPSSE := c.initializeHTTPSSE(c.g.config.JoinTimeout / 3); isHTTPSSE {
 			return result, session, failure
 		}
@@ -363,7 +365,3 @@ func (c connectAttempt) openHTTPSSE(timeout time.Duration) (session string, fail
 	r := c.withContext(context.WithoutCancel(c.ctx)).newRequest(c.link)
 	return c.g.exchange(c.link, new(streamable.Reader), nil).OpenHTTPSSE(ctx, c.link.client.owner, r)
 }
-
-// refusesPost reports whether a server that answers initialize with this status may speak HTTP+SSE:
-// it does not accept POST at the address of its stream.
-func refusesPost(status int) bool { return status/100 == 4 && !httpsse.IsInconclusive(status) }

@@ -130,7 +130,11 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	g.closing, g.close = context.WithCancel(config.Exiting)
 	state.addGateway(g, config.Replaces)
 	g.config.Replaces = nil // lets it be freed
-	g.cancelExitHook = context.AfterFunc(config.Exiting, func() { state.streams.end(g) })
+	g.cancelExitHook = context.AfterFunc(config.Exiting, func() {
+		for _, s := range state.streams.of(g) {
+			s.end()
+		}
+	})
 	return g
 }
 

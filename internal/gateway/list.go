@@ -56,9 +56,13 @@ func (ls lister) list() *jsonrpc.Failure {
 		end = offset + limit
 		size = size/total*limit + 1<<10
 	}
-	answer := borrowBuffer(size)
-	defer returnBuffer(answer)
-	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
+	answer := listBuffers.Get().(*[]byte)
+	defer func() {
+		if cap(*answer) <= maxPooledBuffer {
+			listBuffers.Put(answer)
+		}
+	}()
+	b := append(slices.Grow((*answer)[:0], size+512), `{"jsonrpc":"2.0","id":`...)
 	b = append(b, ls.Message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
 	if ls.era == mcp.Modern {
@@ -99,18 +103,6 @@ var listBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // maxPooledBuffer is the largest buffer that is reused.
 const maxPooledBuffer = 1 << 20
-
-func borrowBuffer(size int) *[]byte {
-	b := listBuffers.Get().(*[]byte)
-	*b = slices.Grow((*b)[:0], size+512)
-	return b
-}
-
-func returnBuffer(b *[]byte) {
-	if cap(*b) <= maxPooledBuffer {
-		listBuffers.Put(b)
-	}
-}
 
 // page returns the offset and limit of the request; limit is 0 if not given.
 func (ls lister) page() (offset, limit int, failure *jsonrpc.Failure) {

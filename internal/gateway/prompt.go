@@ -50,7 +50,9 @@ func (p prompter) ask(wanted *mcp.InputResult) (map[string]json.RawMessage, *jso
 			select {
 			case m := <-answer:
 				if m.Has(jsonrpc.Error) {
-					return nil, inputRefused(l.serverName, m)
+					failure := jsonrpc.ServerError(l.serverName, m)
+					failure.Data.Symbol = "input_refused"
+					return nil, failure
 				}
 				responses[key] = m.Literal(jsonrpc.Result)
 			case <-ticker.C:
@@ -61,13 +63,6 @@ func (p prompter) ask(wanted *mcp.InputResult) (map[string]json.RawMessage, *jso
 		}
 	}
 	return responses, nil
-}
-
-// inputRefused returns the failure for a client that answered a server request with an error.
-func inputRefused(server string, m *jsonrpc.Message) *jsonrpc.Failure {
-	failure := jsonrpc.ServerError(server, m)
-	failure.Data.Symbol = "input_refused"
-	return failure
 }
 
 // askOne sends a request of the gateway to a legacy client and returns the response.

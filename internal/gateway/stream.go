@@ -59,7 +59,7 @@ func (req *aggregateRequest) newStream(wants *listenRequest) *stream {
 	req.client.streams = slices.Insert(req.client.streams, 0, s)
 	req.client.mu.Unlock()
 	if req.client.ended.Load() || g.exiting() {
-		s.end() // delete or openStreams.end ran before the stream was added
+		s.end() // delete, or the hook for the exit, ran before the stream was added
 	}
 	return s
 }
@@ -453,13 +453,6 @@ func (all *openStreams) of(g *Gateway) (streams []*stream) {
 		}
 	}
 	return streams
-}
-
-// end ends the streams of g.
-func (all *openStreams) end(g *Gateway) {
-	for _, s := range all.of(g) {
-		s.end()
-	}
 }
 
 // seeing returns the streams of an audience that may see a server.
