@@ -226,12 +226,10 @@ func isBusy(status int) bool {
 // hideURL replaces the URL in an error of the client by the host, because a redirect may have put
 // secrets into the URL.
 func hideURL(host string, err error) error {
-	var refused *refusal
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
 		return refused
 	}
-	var failed *url.Error
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[*url.Error](err); ok {
 		err = failed.Err
 	}
 	return fmt.Errorf("%s: %w", host, err)

@@ -189,8 +189,8 @@ func (e *endpointError) Error() string {
 
 // hasCode reports whether err is an error response with this code.
 func hasCode(err error, code string) bool {
-	var answer *endpointError
-	return errors.As(err, &answer) && answer.code == code
+	answer, ok := errors.AsType[*endpointError](err)
+	return ok && answer.code == code
 }
 
 // isUnknownClient reports whether err means that the credentials of the client are wrong.
@@ -200,8 +200,8 @@ func isUnknownClient(err error) bool {
 
 // isFinal reports whether err is a response that stays the same if the request is repeated.
 func isFinal(err error) bool {
-	var answer *endpointError
-	if !errors.As(err, &answer) || answer.status >= 500 || answer.status == http.StatusTooManyRequests {
+	answer, ok := errors.AsType[*endpointError](err)
+	if !ok || answer.status >= 500 || answer.status == http.StatusTooManyRequests {
 		return false
 	}
 	switch answer.code {
@@ -262,12 +262,11 @@ var errNoToken = errors.New("the response has no token")
 
 // tokenError returns an error of the token endpoint without secrets, which some servers repeat.
 func tokenError(host string, err error, secret string, params url.Values) error {
-	var refused *oauth2.RetrieveError
-	var failed *url.Error
-	switch {
-	case errors.As(err, &failed):
+	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return hideURL(host, failed)
-	case !errors.As(err, &refused):
+	}
+	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
+	if !ok {
 		return fmt.Errorf("%s: %w", host, errNoToken)
 	}
 	var pairs []string
