@@ -116,7 +116,7 @@ var Unrestricted = Because("no rules", Allow)
 // A Policy is the compiled list of a client's rules. It is immutable. A nil Policy allows
 // everything.
 type Policy struct {
-	rules       []rule
+	rules       []*rule
 	otherwise   Action
 	fingerprint string
 }
@@ -149,8 +149,7 @@ func (p *Policy) MayAllow(server string) bool {
 		return true
 	}
 	var denied kinds
-	for i := range p.rules {
-		r := &p.rules[i]
+	for _, r := range p.rules {
 		if !mcp.MatchName(r.server, server) {
 			continue
 		}
@@ -178,8 +177,7 @@ func (p *Policy) restricts(server string, wanted kinds) bool {
 		return false
 	}
 	var allowed kinds
-	for i := range p.rules {
-		r := &p.rules[i]
+	for _, r := range p.rules {
 		if !mcp.MatchName(r.server, server) {
 			continue
 		}
@@ -202,8 +200,8 @@ func (p *Policy) AllowsOther(server string) bool {
 	if p == nil {
 		return true
 	}
-	for i := range p.rules {
-		if r := &p.rules[i]; r.whole && r.kinds == everything && mcp.MatchName(r.server, server) {
+	for _, r := range p.rules {
+		if r.whole && r.kinds == everything && mcp.MatchName(r.server, server) {
 			return r.Action == Allow
 		}
 	}
@@ -229,8 +227,7 @@ func (p *Policy) tool(t *Tool, judge func(*condition.Condition, *condition.Facts
 		return Unrestricted
 	}
 	var before []*rule
-	for i := range p.rules {
-		r := &p.rules[i]
+	for _, r := range p.rules {
 		if !r.names(tools, t.Server, t.Tool) || r.annotations&^t.Annotations != 0 {
 			continue
 		}
@@ -259,8 +256,8 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 	if p == nil {
 		return false
 	}
-	for i := range p.rules {
-		switch r := &p.rules[i]; {
+	for _, r := range p.rules {
+		switch {
 		case !r.names(tools, server, name):
 		case r.usesAnnotations():
 			return true
@@ -273,7 +270,7 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 
 // UsesAnnotations reports whether any rule depends on the annotations of tools.
 func (p *Policy) UsesAnnotations() bool {
-	return p != nil && slices.ContainsFunc(p.rules, func(r rule) bool { return r.usesAnnotations() })
+	return p != nil && slices.ContainsFunc(p.rules, (*rule).usesAnnotations)
 }
 
 // Prompt decides on a prompt of a server.
@@ -281,8 +278,8 @@ func (p *Policy) Prompt(server, name string) Decision {
 	if p == nil {
 		return Unrestricted
 	}
-	for i := range p.rules {
-		if r := &p.rules[i]; r.names(prompts, server, name) {
+	for _, r := range p.rules {
+		if r.names(prompts, server, name) {
 			return r.decision()
 		}
 	}
@@ -304,8 +301,7 @@ func (p *Policy) Resource(server, uri string) Decision {
 	}
 	var at *location
 	var err error
-	for i := range p.rules {
-		r := &p.rules[i]
+	for _, r := range p.rules {
 		if r.kinds&resources == 0 || !mcp.MatchName(r.server, server) {
 			continue
 		}
@@ -332,8 +328,7 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 	if decided {
 		return decision
 	}
-	for i := range p.rules {
-		r := &p.rules[i]
+	for i, r := range p.rules {
 		if r.kinds&resources == 0 || !mcp.MatchName(r.server, server) {
 			continue
 		}
@@ -378,8 +373,7 @@ func (p *Policy) AllowsAllURIs(server, uriTemplate string) bool {
 	if decided {
 		return decision.Action == Allow
 	}
-	for i := range p.rules {
-		r := &p.rules[i]
+	for _, r := range p.rules {
 		if r.kinds&resources == 0 || !mcp.MatchName(r.server, server) {
 			continue
 		}
@@ -395,8 +389,7 @@ func (p *Policy) AllowsAllURIs(server, uriTemplate string) bool {
 
 // prefixDenied reports whether a rule before the nth denies the prefix of the nth rule.
 func (p *Policy) prefixDenied(server string, n int) bool {
-	for i := range p.rules[:n] {
-		r := &p.rules[i]
+	for _, r := range p.rules[:n] {
 		if r.Action == Deny && r.kinds&resources != 0 && mcp.MatchName(r.server, server) &&
 			r.selects(p.rules[n].prefix) {
 			return true
@@ -411,9 +404,8 @@ func (p *Policy) Shadowed() (warnings []string) {
 	if p == nil {
 		return nil
 	}
-	for i := range p.rules {
-		for j := range p.rules[:i] {
-			late, early := &p.rules[i], &p.rules[j]
+	for i, late := range p.rules {
+		for _, early := range p.rules[:i] {
 			if early.Action != late.Action && early.covers(late) {
 				warnings = append(warnings, fmt.Sprintf("%s never applies, because %s comes before it", late, early))
 				break

@@ -47,8 +47,8 @@ func (c *rule) names(kind kinds, server, name string) bool {
 	return c.kinds&kind != 0 && mcp.MatchName(c.server, server) && mcp.MatchName(c.name, name)
 }
 
-func compileRule(r Rule) (rule, error) {
-	c := rule{Rule: r}
+func compileRule(r Rule) (*rule, error) {
+	c := &rule{Rule: r}
 	kind, annotations, rest := cutKind(r.Pattern)
 	c.kinds, c.annotations = kind, annotations
 	var err error
@@ -66,7 +66,7 @@ func compileRule(r Rule) (rule, error) {
 		err = c.restrictToTools()
 	}
 	if err != nil {
-		return rule{}, fmt.Errorf("pattern %q: %w", r.Pattern, err)
+		return nil, fmt.Errorf("pattern %q: %w", r.Pattern, err)
 	}
 	return c, nil
 }
