@@ -198,6 +198,7 @@ func TestConsole(t *testing.T) {
 		{"pages", testConsolePages},
 		{"live", testConsoleLive},
 		{"reload", testConsoleReload},
+		{"leaving", testConsoleLeaving},
 		{"servers", testConsoleServers},
 		{"try", testConsoleTry},
 		{"a call", testConsoleCall},
@@ -724,6 +725,35 @@ func testConsoleReload(t *testing.T, c *chromium) {
 	for _, b := range []*tab{servers, calls} {
 		b.expectFaults(t, "net::ERR_") // while no server listened
 	}
+}
+
+// A page does not reload itself while the user waits for the next page, or else that would not come.
+func testConsoleLeaving(t *testing.T, c *chromium) {
+	b := c.newTab(t, serve(t, "mcp_console", gateway(child("alpha"))))
+	b.open(t, "/console/servers")
+	// A page wants to reload when its stream begins again, at once if it is old enough.
+	const again = `(() => {
+		const live = document.getElementById("live");
+		const turn = (state) => {
+			Object.defineProperty(document, "visibilityState", {value: state, configurable: true});
+			document.dispatchEvent(new Event("visibilitychange"));
+		};
+		performance.now = () => 1e9;
+		live.textContent = "";
+		new MutationObserver((_, observer) => {
+			observer.disconnect();
+			setTimeout(() => setTimeout(() => live.id = "was-live"));
+		}).observe(live, {childList: true});
+		turn("hidden");
+		turn("visible");
+		return true;
+	})()`
+	b.awaitLive(t)
+	value[bool](t, b, `dispatchEvent(new Event("beforeunload")), `+again)
+	b.until(t, "the new stream", `document.getElementById("was-live") || !window.marked`)
+	b.expectSamePage(t)
+	value[bool](t, b, `dispatchEvent(new Event("pageshow")), document.getElementById("was-live").id = "live", `+again)
+	b.until(t, "another page", "!window.marked")
 }
 
 // A pageMemory is the memory use of a page in the browser.

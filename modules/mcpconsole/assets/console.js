@@ -13,6 +13,7 @@
 	let opened = false; // a stream was open before
 	let paused = false; // by the user
 	let touched = false; // the user has changed a field of a form
+	let leaving = false; // the user has followed a link or sent a form, and the server has not responded yet
 	let reloading = 0; // timer of a pending reload
 
 	// say shows the state of the stream. Screen readers announce changes.
@@ -24,7 +25,7 @@
 		}
 	};
 
-	// reload reloads the page, but not too often, and not if that would lose the user's input.
+	// reload reloads the page, but not too often, and not if that would lose what the user does.
 	const reload = () => {
 		if (touched || paused || reloading) {
 			return;
@@ -32,7 +33,7 @@
 		const wait = reloadEvery - performance.now(); // since the page was loaded
 		reloading = setTimeout(() => {
 			reloading = 0;
-			if (!touched && !paused) {
+			if (!touched && !paused && !leaving) {
 				location.reload();
 			}
 		}, Math.max(0, wait));
@@ -203,7 +204,11 @@
 			follow();
 		});
 		document.addEventListener("visibilitychange", follow);
-		addEventListener("pageshow", follow); // also when the page is restored from the browser's cache
+		addEventListener("beforeunload", () => { leaving = true; });
+		addEventListener("pageshow", () => { // also when the page is restored from the browser's cache
+			leaving = false;
+			follow();
+		});
 		addEventListener("pagehide", () => { stream?.close(); stream = null; });
 	}
 })();
