@@ -327,14 +327,12 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 		return rt.respondToCall(call, l)
 	}
 	var st *stream
-	unbind := func() bool { return false }
 	if rt.session != nil && rt.era == mcp.Legacy && rt.session.keepsCalls() {
 		events := rt.session.events.add(c, call)
 		st = rt.callStream(events)
 		events.startStream(st, l)
 	} else {
 		st = newStream(ctx, call.inbox, func() bool {
-			unbind()
 			c.giveUp(call, context.Cause(ctx))
 			rt.finish()
 			return false
@@ -342,7 +340,7 @@ func (rt *roundTrip) serveCall() (*http.Response, error) {
 	}
 	st.load(l)
 	if rt.m.Is(jsonrpc.Method, mcp.MethodListen) {
-		unbind = context.AfterFunc(rt.pool.listening, st.stop)
+		rt.pool.addListening(st)
 	}
 	return respondStream(rt.req, st), nil
 }
@@ -396,9 +394,7 @@ func (rt *roundTrip) serveGet() *http.Response {
 		return res
 	}
 	var st *stream
-	var unbind func() bool
 	st = newStream(rt.req.Context(), rt.session.streamInbox, func() bool {
-		unbind()
 		rt.session.clearStream(st)
 		for _, l := range rt.session.streamInbox.Leave() {
 			if l.serverRequest != nil {
@@ -411,7 +407,7 @@ func (rt *roundTrip) serveGet() *http.Response {
 	rt.session.streamInbox.Join()
 	st.buf = net.Buffers{streamable.Comment} // sends the header
 	rt.session.setStream(st)
-	unbind = context.AfterFunc(rt.pool.listening, st.stop)
+	rt.pool.addListening(st)
 	rt.pool.inFlight.end(rt.req.URL.Host) // an idle pool may have open streams
 	return respondStream(rt.req, st)
 }

@@ -226,6 +226,12 @@ func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
 // EndStreams ends the streams that clients have opened to listen, and those that they open later.
 func (p *Pool) EndStreams() { p.endListening() }
 
+// addListening lets EndStreams end a stream.
+func (p *Pool) addListening(st *stream) {
+	remove := context.AfterFunc(p.listening, st.stop)
+	context.AfterFunc(st.ctx, func() { remove() })
+}
+
 // waitIdle waits until no request is in flight at a host, or at any (""), and then for linger.
 // It reports whether more requests came in the meantime.
 func (p *Pool) waitIdle(ctx context.Context, linger time.Duration, host string) bool {
