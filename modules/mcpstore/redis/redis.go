@@ -228,14 +228,15 @@ func (t *TLS) apply(config *tls.Config) error {
 	if t.Certificate == "" && t.Key == "" {
 		return nil
 	}
-	read := func() (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(t.Certificate, t.Key)
+	certificate, key := t.Certificate, t.Key
+	read := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(certificate, key)
 		return &pair, err
 	}
-	if _, err := read(); err != nil {
+	if _, err := read(nil); err != nil {
 		return fmt.Errorf("cert: %w", err)
 	}
-	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	config.GetClientCertificate = read
 	return nil
 }
 
