@@ -126,9 +126,11 @@ func newClient(option rueidis.ClientOption) (rueidis.Client, error) {
 	return client, err
 }
 
-// connectFailed stores why the engine is not connected, and logs the first error.
+// connectFailed stores why the engine is not connected, and logs the first error until it is closed.
 func (e *engine) connectFailed(err error) {
-	if e.connectError.Swap(&err) == nil {
+	e.connecting.Lock()
+	defer e.connecting.Unlock()
+	if e.connectError.Swap(&err) == nil && e.closed.Err() == nil {
 		e.logger.Warn("redis is unreachable, retrying", zap.Error(err))
 	}
 }
