@@ -3,9 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 
@@ -66,12 +64,21 @@ func (ended *endedSessions) add(hash [16]byte, s endedSession) {
 	defer ended.mu.Unlock()
 	ended.ids.Put(s.owner, hash, s, 0)
 	if len(ended.cutoffs) > maxEndedOwners {
-		// The forgotten owner can use its own ended sessions again until they expire. The alternative
-		// would be to end sessions of other owners.
-		delete(ended.cutoffs, slices.MinFunc(slices.Collect(maps.Keys(ended.cutoffs)), func(a, b string) int {
-			return ended.cutoffs[a].Compare(ended.cutoffs[b])
-		}))
+		ended.forgetOldest()
 	}
+}
+
+// forgetOldest makes room for another owner. The forgotten owner can use its own ended sessions
+// again until they expire. The alternative would be to end sessions of other owners. The caller
+// holds the lock.
+func (ended *endedSessions) forgetOldest() {
+	var oldest string
+	for owner, until := range ended.cutoffs {
+		if oldest == "" || until.Before(ended.cutoffs[oldest]) {
+			oldest = owner
+		}
+	}
+	delete(ended.cutoffs, oldest)
 }
 
 // has reports whether the session of a client has been ended or has expired. A session that was

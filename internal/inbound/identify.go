@@ -40,7 +40,7 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 		}
 		bodyFailure = q.read(min(needed, gate.config.RequestLimit), gate.unidentified)
 		if bodyFailure != nil && q.Message.Raw == nil && needed >= gate.config.RequestLimit {
-			return nil, bodyFailure
+			return nil, bodyFailure // the Authenticator needs the whole body
 		}
 	case post:
 		bodyFailure = q.read(gate.config.RequestLimit, gate.bodies)
