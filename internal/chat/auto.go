@@ -235,10 +235,13 @@ func (s sums) before(i int) (sum int) {
 func (c *Conversation) Uncached() bool { return c.list.format == toolUse && !c.cache.messages }
 
 // CacheTTL returns how long the provider caches the request, as far as is known: 5 minutes if it
-// has cache marks, as requests to Anthropic do, or an hour if it asks for that. Providers without
-// marks promise less, but may cache it for an hour.
+// has cache marks, as requests to Anthropic do, or an hour or a day if it asks for that. Providers
+// without marks promise less, but may cache it for an hour.
 func (c *Conversation) CacheTTL() time.Duration {
-	if c.cache.messages && !c.cache.hour {
+	switch {
+	case c.cache.day:
+		return 24 * time.Hour
+	case c.cache.messages && !c.cache.hour:
 		return 5 * time.Minute
 	}
 	return time.Hour

@@ -294,6 +294,12 @@ func TestBreakpoints(t *testing.T) {
 			t.Errorf("cached for %s, want %s", got, want)
 		}
 	}
+	for retention, want := range map[string]time.Duration{"24h": 24 * time.Hour, "in_memory": time.Hour} {
+		c := parsed(t, `{"prompt_cache_retention":"`+retention+`","input":[{"role":"user","content":"go"}]}`)
+		if got := c.CacheTTL(); got != want {
+			t.Errorf("retention %s: cached for %s, want %s", retention, got, want)
+		}
+	}
 	if parsed(t, grown([]toolTurn{{"read", "x"}})).Uncached() {
 		t.Error("chat completions are taken for Anthropic's format")
 	}

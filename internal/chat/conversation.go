@@ -167,11 +167,12 @@ type list struct {
 	reply          int32 // start of the model's last reply, or 0
 }
 
-// caching holds the cache settings of a request, as Anthropic's and Bedrock's have them.
+// caching holds the cache settings of a request.
 type caching struct {
-	opening  bool // tools or the system prompt are marked for caching
+	opening  bool // tools or the system prompt are marked for caching (Anthropic, Bedrock)
 	messages bool // messages are marked for caching
 	hour     bool // for an hour
+	day      bool // for 24 hours (OpenAI)
 }
 
 // Parse reads the body of a request, which must not change while c is used. It returns [ErrShape]

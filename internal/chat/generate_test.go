@@ -368,7 +368,8 @@ func (g *generator) addTurn() {
 	case "gemini":
 		var parts []any
 		for _, c := range calls {
-			parts = append(parts, generatedObject{{"functionCall", append(generatedObject{
+			name := one(g.Rand, []string{"functionCall", "function_call"})
+			parts = append(parts, generatedObject{{name, append(generatedObject{
 				{"id", c.wire[0]}, {"name", c.wire[1]}, {"args", g.any(2)},
 			}, g.vendor()...)}, {"thoughtSignature", "x"}})
 			if g.percent(10) {
@@ -539,7 +540,8 @@ func (g *generator) addResults(calls []generatedCall) {
 					generatedObject{{"x", "x"}},
 				})})
 			}
-			blocks = append(blocks, generatedObject{{"functionResponse", answer}})
+			name := one(g.Rand, []string{"functionResponse", "function_response"})
+			blocks = append(blocks, generatedObject{{name, answer}})
 			if g.percent(30) {
 				flush()
 			}

@@ -30,7 +30,7 @@ const (
 	maxRememberedBytes = 64 << 20
 	ownerRemembered    = 64 // each request is compared with all of them
 	ownerBytes         = 16 << 20
-	memoryTTL          = 2 * time.Hour // longer than providers cache prompts
+	memoryTTL          = 2 * time.Hour // longer than most providers cache prompts
 )
 
 // blockSize is the size of the blocks of a body. Everything after the last equal block is read
@@ -200,7 +200,7 @@ func (c *Conversation) mark(end int32) {
 
 // knownElements returns where to continue in an array, if it is the list and was read before.
 func (c *Conversation) knownElements(path, _ int) int {
-	if c.resume == 0 || !isList(unwrapPath(path)) {
+	if c.resume == 0 || !isList(canonicalPath(path)) {
 		return 0
 	}
 	c.marks, c.resume = c.marks[:c.resume], 0
@@ -218,6 +218,7 @@ func (c *Conversation) knownElements(path, _ int) int {
 	c.list = m.list
 	c.cache.messages = c.cache.messages || m.cache.messages
 	c.cache.hour = c.cache.hour || m.cache.hour
+	c.cache.day = c.cache.day || m.cache.day
 	c.nextMessage()
 	return int(m.end)
 }

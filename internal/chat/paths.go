@@ -1,6 +1,10 @@
 package chat
 
-import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+import (
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
 
 // Indexes of the paths.
 const (
@@ -70,6 +74,7 @@ const (
 	inToolsCachePointTTL
 	inBlockCachePoint
 	inBlockCachePointTTL
+	inCacheRetention
 	inContents
 	inContentsMessage
 	inContentsRole
@@ -85,10 +90,12 @@ const (
 	inResponseObject
 	inResponseError
 	inResponseMember
-	unwrapped // number of paths so far; those of Code Assist follow
+	named // number of paths so far; aliases of Gemini's follow
 )
 
-var paths = func() *jsonspan.Paths {
+// paths selects the values of all formats. aliases are the indexes of Gemini's paths of which the
+// later ones are other spellings.
+var paths, aliases = func() (*jsonspan.Paths, []int) {
 	paths := []string{
 		"messages",
 		"messages.*",
@@ -156,6 +163,7 @@ var paths = func() *jsonspan.Paths {
 		"toolConfig.tools.*.cachePoint.ttl",
 		"messages.*.content.*.cachePoint",
 		"messages.*.content.*.cachePoint.ttl",
+		"prompt_cache_retention", // OpenAI's
 		"contents",
 		"contents.*",
 		"contents.*.role",
@@ -172,17 +180,25 @@ var paths = func() *jsonspan.Paths {
 		"contents.*.parts.*.functionResponse.response.error",
 		"contents.*.parts.*.functionResponse.response.*",
 	}
-	for _, path := range paths[inContents:] { // Code Assist wraps Gemini's in a request
-		paths = append(paths, "request."+path)
+	var aliases []int
+	snake := strings.NewReplacer("functionCall", "function_call", "functionResponse", "function_response")
+	for i, path := range paths[inContents:] {
+		spellings := []string{"request." + path} // of Code Assist
+		if other := snake.Replace(path); other != path {
+			spellings = append(spellings, other, "request."+other)
+		}
+		for _, spelling := range spellings {
+			paths, aliases = append(paths, spelling), append(aliases, inContents+i)
+		}
 	}
-	return jsonspan.CompilePaths(paths...)
+	return jsonspan.CompilePaths(paths...), aliases
 }()
 
-// unwrapPath maps the index of a path of Code Assist to that of Gemini's. It returns other indexes
-// unchanged.
-func unwrapPath(path int) int {
-	if path >= unwrapped {
-		path -= unwrapped - inContents
+// canonicalPath maps the index of an alias to that of the path it stands for. It returns other
+// indexes unchanged.
+func canonicalPath(path int) int {
+	if path >= named {
+		path = aliases[path-named]
 	}
 	return path
 }
@@ -198,7 +214,7 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	}
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.HasUnicodeEscapes}
 	m, b := &c.message, &c.block
-	path = unwrapPath(path)
+	path = canonicalPath(path)
 	switch path {
 	case inMessages, inInput, inContents:
 		switch v.kind {
@@ -309,6 +325,8 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL,
 		inSystemCachePointTTL, inToolsCachePointTTL, inBlockCachePointTTL:
 		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
+	case inCacheRetention:
+		c.cache.day = v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "24h")
 
 	case inContentsMessage:
 		c.list.format = model

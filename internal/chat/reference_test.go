@@ -401,6 +401,15 @@ func referenceMember(block map[string]any, key, other string) map[string]any {
 	return member
 }
 
+// referenceSpelling returns which spelling of a key an object has.
+func referenceSpelling(object map[string]any, key string) string {
+	snake := strings.NewReplacer("C", "_c", "R", "_r").Replace(key)
+	if _, ok := object[snake]; ok {
+		return snake
+	}
+	return key
+}
+
 // referenceContents reads the format of Gemini.
 func referenceContents(contents []any, raw rawItems) referenceConversation {
 	c := referenceConversation{items: len(contents)}
@@ -411,10 +420,11 @@ func referenceContents(contents []any, raw rawItems) referenceConversation {
 		var calls []referenceCall
 		for j, p := range parts {
 			part, _ := p.(map[string]any)
-			if call, isObject := part["functionCall"].(map[string]any); isObject {
+			if call, isObject := part[referenceSpelling(part, "functionCall")].(map[string]any); isObject {
 				calls = append(calls, referenceCall{id: referenceString(call["id"]), name: referenceName(call["name"])})
 			}
-			answer, isObject := part["functionResponse"].(map[string]any)
+			spelling := referenceSpelling(part, "functionResponse")
+			answer, isObject := part[spelling].(map[string]any)
 			if !isObject || message["role"] != "user" && message["role"] != "function" {
 				continue
 			}
@@ -423,7 +433,7 @@ func referenceContents(contents []any, raw rawItems) referenceConversation {
 			case nil:
 			case string, map[string]any:
 				r.texts = anyIn(answer, "response", func() []byte {
-					return referenceRaw(raw()[i], "parts", j, "functionResponse", "response")
+					return referenceRaw(raw()[i], "parts", j, spelling, "response")
 				})
 				object, isObject := response.(map[string]any)
 				r.isError = object["error"] != nil

@@ -91,7 +91,7 @@ type Handler struct {
 
 	// How long the provider caches a prompt after its last use. A later request finds nothing in the
 	// cache, so "auto" can mask at no cost. Default: 5m for requests that mark what to cache, as
-	// Anthropic's do, unless they ask for an hour; 1h for others
+	// Anthropic's do, unless they ask for an hour; 1h for others, or 24h if they ask for a day
 	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
 	// Results with fewer characters are never masked. Default: 0
