@@ -533,6 +533,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if h.live != nil {
 		return h.live.current.Load().ServeHTTP(w, r, next)
 	}
+	if r.ProtoMajor > 1 { // in a goroutine of its own
+		growStack(0)
+	}
 	loc, target, resource := h.paths.find(r.URL)
 	switch loc {
 	case otherPath:
@@ -560,6 +563,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	q.Serve()
 	return nil
+}
+
+// growStack makes the stack of a new goroutine large enough for a call. Otherwise it grows in steps,
+// and each copies more frames than the one before.
+//
+//go:noinline
+func growStack(i uint8) byte {
+	var frame [16 << 10]byte
+	return frame[i]
 }
 
 // originPolicy refuses requests that a web page of another origin may have caused.
