@@ -65,33 +65,33 @@ type ledger struct {
 
 // foldAuto is fold for [ClearAuto]. It continues from a progress and returns the new one. If the
 // cache is cold, the whole request is written to it anyway, so masking is free.
-func (c *Conversation) foldAuto(p *Policy, prior *Progress, cold bool) (now, before state, progress Progress) {
-	if len(c.turns) == 0 {
+func (m masking) foldAuto(prior *Progress, cold bool) (now, before state, progress Progress) {
+	if len(m.turns) == 0 {
 		return state{}, state{}, Progress{}
 	}
-	c.resetIDs(p)
-	l := &ledger{account: account{c: c, policy: p}, Progress: *prior}
+	m.resetIDs()
+	l := &ledger{account: account{masking: m}, Progress: *prior}
 	l.onOld = l.addOld
-	l.moves = make([]int32, max(len(c.results), len(prior.moves)))
+	l.moves = make([]int32, max(len(m.results), len(prior.moves)))
 	copy(l.moves, prior.moves)
 	l.clearedBy = make(sums, len(l.moves)+1)
-	l.head = len(c.body) - int(c.list.span.end-c.list.span.start)
+	l.head = len(m.body) - int(m.list.span.end-m.list.span.start)
 	length := l.lengthUpTo(-1) // of an unmasked request
 	if prior.turns == 0 {
-		l.unmasked = p.WritePrice * float64(length)
+		l.unmasked = m.policy.WritePrice * float64(length)
 		l.masked = l.unmasked
 	}
 	before = prior.now
-	step := max(p.StepTurns, 1)
-	for turns := 1; turns <= len(c.turns); turns++ {
+	step := max(m.policy.StepTurns, 1)
+	for turns := 1; turns <= len(m.turns); turns++ {
 		l.addTurn(turns - 1)
 		sent := length
 		length = l.lengthUpTo(turns - 1)
-		cold := cold && turns == len(c.turns)
+		cold := cold && turns == len(m.turns)
 		if turns <= prior.turns && !cold {
 			continue
 		}
-		boundary := max(turns-p.WindowTurns, 0) / step * step
+		boundary := max(turns-m.policy.WindowTurns, 0) / step * step
 		l.advance(boundary)
 		l.turns = turns
 		l.charge(sent, length-sent, cold)
@@ -127,18 +127,18 @@ func (l *ledger) charge(repeated, added int, cold bool) {
 // lengthUpTo returns the length of an unmasked request up to the end of a turn, or before the first
 // turn if turn is -1.
 func (l *ledger) lengthUpTo(turn int) int {
-	start := int(l.c.list.span.start)
+	start := int(l.list.span.start)
 	if turn < 0 {
-		return l.head + int(l.c.turns[0].start) - start
+		return l.head + int(l.Conversation.turns[0].start) - start
 	}
-	return l.head + int(l.c.turns[turn].end) - start + l.shift
+	return l.head + int(l.Conversation.turns[turn].end) - start + l.shift
 }
 
 // addOld makes an old result a candidate, or counts it as masked if it already is.
 func (l *ledger) addOld(i int) {
-	r := &l.c.results[i]
-	id := l.c.idOf(r)
-	if id == nil || !r.released || l.c.judge(r, id, l.policy) == keep {
+	r := &l.results[i]
+	id := l.idOf(r)
+	if id == nil || !r.released || l.judge(r, id) == keep {
 		return
 	}
 	saved := l.savings(i)
@@ -150,15 +150,15 @@ func (l *ledger) addOld(i int) {
 	if saved <= 0 {
 		return
 	}
-	at := l.head + int(l.c.texts[r.texts].start-l.c.list.span.start) + int(r.shift) - l.clearedBy.before(i)
+	at := l.head + int(l.texts[r.texts].start-l.list.span.start) + int(r.shift) - l.clearedBy.before(i)
 	l.candidates = append(l.candidates, candidate{i, at, saved})
 }
 
 // savings returns how many characters masking a result saves.
 func (l *ledger) savings(i int) int {
-	r := &l.c.results[i]
-	chars, _ := l.c.originalLen(r, l.c.idOf(r), l.policy)
-	_, placeholder := l.policy.template().size(l.c.filling(r))
+	r := &l.results[i]
+	chars, _ := l.originalLen(r, l.idOf(r))
+	_, placeholder := l.policy.template().size(l.filling(r))
 	return chars - placeholder - int(r.n-1)
 }
 
@@ -192,7 +192,7 @@ func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 // with cache marks have them at the end of the fixed part and in the last messages, so everything
 // between the fixed part and the change is processed again.
 func (l *ledger) stillCached(position int) int {
-	switch cache := l.c.cache; {
+	switch cache := l.cache; {
 	case cache.messages && cache.opening:
 		position = l.head
 	case cache.messages:

@@ -68,13 +68,7 @@ type Conversation struct {
 	names   symbols // names of tools
 	decoded []byte  // decoded symbols that have escapes
 
-	// State of parsing.
-	message message
-	block   block
-	called  []bool        // by id: a call has it
-	waiting []waitingCall // calls without an id that results may answer
-	queues  []queue       // waiting calls by tool
-	search  jsonspan.Search
+	parser parser
 
 	// State in a Memory, from one request to the next.
 	blockSize int32 // block size, or 0 if not for a Memory
@@ -188,10 +182,7 @@ func (c *Conversation) parse(body []byte) error {
 	if len(body) > MaxBody {
 		return ErrShape
 	}
-	if c.search.Found == nil {
-		c.search = jsonspan.Search{Found: c.read, KnownElementsEnd: c.knownElements}
-	}
-	if err := paths.Search(body, &c.search); err != nil {
+	if err := paths.Search(body, &c.parser.search); err != nil {
 		return err
 	}
 	if c.list.invalid || c.list.lists != 1 || c.list.objects > 0 {
@@ -226,15 +217,9 @@ func (c *Conversation) reset() {
 // restart prepares c to read a body from the beginning. It keeps what a Memory knows about it.
 func (c *Conversation) restart() {
 	c.turns, c.calls, c.results, c.texts = c.turns[:0], c.calls[:0], c.results[:0], c.texts[:0]
-	c.called, c.waiting, c.queues = c.called[:0], c.waiting[:0], c.queues[:0]
 	c.decoded = c.decoded[:0]
 	c.list, c.cache = list{round: 1}, caching{}
-	c.nextMessage()
-}
-
-// isCrowded reports whether the body has more ids and results than real conversations have.
-func (c *Conversation) isCrowded() bool {
-	return len(c.ids.texts)+len(c.results)+len(c.message.results) > firstItems+len(c.body)/itemSize
+	c.parser.reset(c)
 }
 
 // setLast records whether the next element of the list is the model's.
@@ -252,26 +237,6 @@ func (l *list) bytesBefore(body, position int) int {
 		return 0
 	}
 	return position + body - int(l.span.end)
-}
-
-func (c *Conversation) beginTurn(v value) {
-	c.turns = append(c.turns, turn{
-		start: v.start, end: v.end, calls: int32(len(c.calls)), results: int32(len(c.results)),
-	})
-	c.list.modelSpoke = false
-	if c.list.othersSpoke { // earlier calls are answered, or never will be
-		c.list.othersSpoke = false
-		c.waiting, c.list.oldest = c.waiting[:0], 0
-		c.list.round++
-	}
-}
-
-// endTurn extends the last turn to the end of v. User messages after its results do not belong to
-// it: they come later, and must not undo a decision made when the results came.
-func (c *Conversation) endTurn(v value) {
-	if n := len(c.turns); n > 0 {
-		c.turns[n-1].end = v.end
-	}
 }
 
 // text returns the bytes between the quotes of a string.

@@ -8,6 +8,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
+// A parser reads the body of a conversation, which it extends value by value.
+type parser struct {
+	*Conversation
+	message message
+	block   block
+	called  []bool        // by id: a call has it
+	waiting []waitingCall // calls without an id that results may answer
+	queues  []queue       // waiting calls by tool
+	search  jsonspan.Search
+}
+
+// reset prepares p to read a body of c from the beginning.
+func (p *parser) reset(c *Conversation) {
+	p.Conversation = c
+	if p.search.Found == nil {
+		p.search = jsonspan.Search{Found: p.read, KnownElementsEnd: p.knownElements}
+	}
+	p.called, p.waiting, p.queues = p.called[:0], p.waiting[:0], p.queues[:0]
+	p.nextMessage()
+}
+
 // A message is an element of messages, input or contents.
 type message struct {
 	role, kind word
@@ -62,21 +83,21 @@ type piece struct {
 	last    value // last of these members
 }
 
-func (c *Conversation) nextMessage() {
-	m := &c.message // fields are reset one by one: there are thousands of messages
+func (p *parser) nextMessage() {
+	m := &p.message // fields are reset one by one: there are thousands of messages
 	m.role, m.kind, m.failed, m.notText, m.toolCalls = noWord, noWord, false, false, 0
 	m.content, m.id, m.itemID, m.name, m.tool = value{}, value{}, value{}, value{}, value{}
 	m.parts, m.calls, m.uses, m.results, m.tools = m.parts[:0], m.calls[:0], m.uses[:0], m.results[:0], m.tools[:0]
-	m.texts = int32(len(c.texts))
-	c.nextBlock()
+	m.texts = int32(len(p.texts))
+	p.nextBlock()
 }
 
-func (c *Conversation) nextBlock() { c.block = block{texts: int32(len(c.texts))} }
+func (p *parser) nextBlock() { p.block = block{texts: int32(len(p.texts))} }
 
-func (c *Conversation) endMessage(v value) {
-	m := &c.message
+func (p *parser) endMessage(v value) {
+	m := &p.message
 	if v.kind != jsonspan.BeginObject {
-		c.list.invalid = true
+		p.list.invalid = true
 	}
 	if m.toolCalls != jsonspan.BeginArray {
 		m.calls = m.calls[:0]
@@ -85,177 +106,198 @@ func (c *Conversation) endMessage(v value) {
 		m.uses, m.results = m.uses[:0], m.results[:0]
 	}
 	if m.role != user || len(m.results) == 0 {
-		c.texts = c.texts[:m.texts] // these texts do not belong to a result
+		p.texts = p.texts[:m.texts] // these texts do not belong to a result
 	}
 	switch m.role {
 	case assistant:
-		c.list.modelSpoke = true
+		p.list.modelSpoke = true
 		if len(m.calls)+len(m.uses) > 0 {
-			c.beginTurn(v)
+			p.beginTurn(v)
 			for _, calls := range [...][]call{m.calls, m.uses} {
 				for _, call := range calls {
-					c.addTurnCall(call)
+					p.addTurnCall(call)
 				}
 			}
 		}
 	case tool:
-		c.texts = append(c.texts, m.parts...)
-		c.block = block{texts: m.texts, notText: m.notText}
-		r := c.newResult(m.id, m.content, false, jsonspan.BeginArray)
+		p.texts = append(p.texts, m.parts...)
+		p.block = block{texts: m.texts, notText: m.notText}
+		r := p.newResult(m.id, m.content, false, jsonspan.BeginArray)
 		if !m.tool.isText() {
 			m.tool = m.name
 		}
-		c.addAnswer(&r, m.tool)
-		c.endTurn(v)
+		p.addAnswer(&r, m.tool)
+		p.endTurn(v)
 	case user:
 		for i := range m.results {
-			c.addAnswer(&m.results[i], m.tools[i])
+			p.addAnswer(&m.results[i], m.tools[i])
 		}
 		if len(m.results) > 0 {
-			c.endTurn(v)
+			p.endTurn(v)
 		}
 	}
 	if m.kind != noWord && (m.role == assistant && len(m.uses) > 0 || m.role == user && len(m.results) > 0) {
-		c.list.format = m.kind
+		p.list.format = m.kind
 	}
-	c.list.othersSpoke = c.list.othersSpoke || m.role != assistant
-	c.list.setLast(v, m.role == assistant)
-	c.nextMessage()
+	p.list.othersSpoke = p.list.othersSpoke || m.role != assistant
+	p.list.setLast(v, m.role == assistant)
+	p.nextMessage()
 }
 
-func (c *Conversation) endBlock() {
-	m, b := &c.message, &c.block
+func (p *parser) endBlock() {
+	m, b := &p.message, &p.block
 	isMember := b.kind == noWord && b.content.kind == 0 // Bedrock's format
 	isUse, isAnswer := b.call.kind == jsonspan.BeginObject, b.answer.kind == jsonspan.BeginObject
 	switch {
 	case b.kind == toolUse && b.id.isText():
-		m.uses = append(m.uses, c.newCall(b.id, b.name))
+		m.uses = append(m.uses, p.newCall(b.id, b.name))
 		m.kind = toolUse
 	case b.kind == toolResult:
-		c.addResult(b.useID, b.content, b.failed, jsonspan.BeginArray)
+		p.addResult(b.useID, b.content, b.failed, jsonspan.BeginArray)
 		m.kind = toolUse
 	case isMember && isUse && !isAnswer && b.call.id.isText():
-		m.uses = append(m.uses, c.newCall(b.call.id, b.call.name))
+		m.uses = append(m.uses, p.newCall(b.call.id, b.call.name))
 		m.kind = toolResult
 	case isMember && isAnswer && !isUse:
-		c.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginArray)
+		p.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginArray)
 		m.kind = toolResult
 	default:
-		c.texts = c.texts[:b.texts]
+		p.texts = p.texts[:b.texts]
 	}
 	if b.kind == plainText && b.text.kind == jsonspan.String {
 		m.parts = append(m.parts, b.text)
 	} else {
 		m.notText = true
 	}
-	c.nextBlock()
+	p.nextBlock()
 }
 
-func (c *Conversation) endContentsPart() {
-	b := &c.block
+func (p *parser) endContentsPart() {
+	b := &p.block
 	if b.call.kind == jsonspan.BeginObject {
-		c.addCall(b.call.id, b.call.name)
+		p.addCall(b.call.id, b.call.name)
 	}
 	if b.answer.kind == jsonspan.BeginObject {
-		c.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginObject)
+		p.addResult(b.answer.id, b.answer.content, b.answer.failed, jsonspan.BeginObject)
 	}
-	c.nextBlock()
+	p.nextBlock()
 }
 
 // addCall adds a call of a message. It needs no id if its tool has a name.
-func (c *Conversation) addCall(id, name value) {
-	if call := c.newCall(id, name); call.id != noSymbol || call.tool != noSymbol {
-		c.message.calls = append(c.message.calls, call)
+func (p *parser) addCall(id, name value) {
+	if call := p.newCall(id, name); call.id != noSymbol || call.tool != noSymbol {
+		p.message.calls = append(p.message.calls, call)
 	}
 }
 
 // addResult adds a result of a message.
-func (c *Conversation) addResult(id, content value, failed bool, kind jsonspan.Kind) {
-	m := &c.message
-	m.results = append(m.results, c.newResult(id, content, failed, kind))
-	m.tools = append(m.tools, c.block.answer.name)
+func (p *parser) addResult(id, content value, failed bool, kind jsonspan.Kind) {
+	m := &p.message
+	m.results = append(m.results, p.newResult(id, content, failed, kind))
+	m.tools = append(m.tools, p.block.answer.name)
 }
 
 // newResult returns a result with the texts of the block, if its content is text: a string, or
 // parts in a value of this kind.
-func (c *Conversation) newResult(id, content value, failed bool, kind jsonspan.Kind) result {
-	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: failed}
+func (p *parser) newResult(id, content value, failed bool, kind jsonspan.Kind) result {
+	r := result{id: id, symbol: noSymbol, texts: p.block.texts, failed: failed}
 	switch content.kind {
 	case jsonspan.String:
-		c.texts = append(c.texts[:r.texts], content)
+		p.texts = append(p.texts[:r.texts], content)
 	case kind:
-		if c.block.notText {
+		if p.block.notText {
 			r.unread = NotText
 		}
 	case 0, jsonspan.Null:
-		c.texts = c.texts[:r.texts]
+		p.texts = p.texts[:r.texts]
 	default:
 		r.unread = NotText
 	}
 	if r.unread == NotText {
-		c.texts = c.texts[:r.texts]
+		p.texts = p.texts[:r.texts]
 	}
-	r.n = int32(len(c.texts)) - r.texts
+	r.n = int32(len(p.texts)) - r.texts
 	if r.n > 0 {
-		r.lead = c.body[c.texts[r.texts].start+1]
+		r.lead = p.body[p.texts[r.texts].start+1]
 	}
-	for _, t := range c.texts[r.texts:] {
+	for _, t := range p.texts[r.texts:] {
 		r.chars += int(t.chars)
 	}
 	return r
 }
 
 // endPart adds a part of a result: a text of this kind, or shell output.
-func (c *Conversation) endPart(kind word) {
-	b := &c.block
-	p := &b.part
-	isText := p.kind == kind && p.text.kind == jsonspan.String
-	isShell := p.kind == noWord && p.stdout.mayBeText() && p.stderr.mayBeText() && p.stdout.kind+p.stderr.kind != 0
+func (p *parser) endPart(kind word) {
+	b := &p.block
+	part := &b.part
+	isText := part.kind == kind && part.text.kind == jsonspan.String
+	hasOutput := part.stdout.kind+part.stderr.kind != 0
+	isShell := part.kind == noWord && hasOutput && part.stdout.mayBeText() && part.stderr.mayBeText()
 	switch {
 	case isText:
-		c.texts = append(c.texts, p.text)
+		p.texts = append(p.texts, part.text)
 	case isShell:
-		for _, text := range [...]value{p.stdout, p.stderr} {
+		for _, text := range [...]value{part.stdout, part.stderr} {
 			if text.isText() { // an empty one means no output
-				c.texts = append(c.texts, text)
+				p.texts = append(p.texts, text)
 			}
 		}
 	}
 	b.notText = b.notText || !isText
 	b.notShell = b.notShell || !isShell
-	*p = piece{}
+	*part = piece{}
 }
 
 // endAnswerPart adds a part of a toolResult.
-func (c *Conversation) endAnswerPart() {
-	b := &c.block
-	p := &b.part
+func (p *parser) endAnswerPart() {
+	b := &p.block
+	part := &b.part
 	switch {
-	case p.text.kind == jsonspan.String && p.object.kind == 0:
-		c.texts = append(c.texts, p.text)
-	case p.text.kind == 0 && p.object.kind != 0:
-		c.addObject(p.object)
+	case part.text.kind == jsonspan.String && part.object.kind == 0:
+		p.texts = append(p.texts, part.text)
+	case part.text.kind == 0 && part.object.kind != 0:
+		p.addObject(part.object)
 	default:
 		b.notText = true
 	}
-	*p = piece{}
+	*part = piece{}
 }
 
 // addObject adds a value that is given instead of a text and may be any JSON. If it is an object
 // with one string, the string is the text; so is a placeholder. Values without members, such as
 // numbers, stay.
-func (c *Conversation) addObject(v value) {
-	p := &c.block.part
+func (p *parser) addObject(v value) {
+	part := &p.block.part
 	switch {
-	case v.kind == jsonspan.BeginObject && p.members == 1 && p.last.kind == jsonspan.String:
-		c.texts = append(c.texts, p.last)
+	case v.kind == jsonspan.BeginObject && part.members == 1 && part.last.kind == jsonspan.String:
+		p.texts = append(p.texts, part.last)
 	case v.kind == jsonspan.String:
-		c.texts = append(c.texts, v)
-	case p.members > 0:
-		v.chars = int32(utf8.RuneCount(c.body[v.start:v.end]))
-		c.texts = append(c.texts, v)
+		p.texts = append(p.texts, v)
+	case part.members > 0:
+		v.chars = int32(utf8.RuneCount(p.body[v.start:v.end]))
+		p.texts = append(p.texts, v)
 	}
-	*p = piece{}
+	*part = piece{}
+}
+
+func (p *parser) beginTurn(v value) {
+	p.turns = append(p.turns, turn{
+		start: v.start, end: v.end, calls: int32(len(p.calls)), results: int32(len(p.results)),
+	})
+	p.list.modelSpoke = false
+	if p.list.othersSpoke { // earlier calls are answered, or never will be
+		p.list.othersSpoke = false
+		p.waiting, p.list.oldest = p.waiting[:0], 0
+		p.list.round++
+	}
+}
+
+// endTurn extends the last turn to the end of v. User messages after its results do not belong to
+// it: they come later, and must not undo a decision made when the results came.
+func (p *parser) endTurn(v value) {
+	if n := len(p.turns); n > 0 {
+		p.turns[n-1].end = v.end
+	}
 }
 
 // builtin are the names of tools whose calls have their own kinds of items.
@@ -267,52 +309,52 @@ var builtin = [...][]byte{
 	toolSearchCall: []byte("tool_search"),
 }
 
-func (c *Conversation) endItem(v value) {
-	m := &c.message
-	c.list.format = functionCall
+func (p *parser) endItem(v value) {
+	m := &p.message
+	p.list.format = functionCall
 	if v.kind != jsonspan.BeginObject {
-		c.list.invalid = true
+		p.list.invalid = true
 	}
 	if !m.id.isText() && (m.kind == localShellCall || m.kind == localShellCallOutput) {
 		m.id = m.itemID
 	}
 	switch m.kind {
 	case functionCall, localShellCall, shellCall, applyPatchCall, computerCall, toolSearchCall:
-		if !c.list.open && m.id.isText() {
-			c.beginTurn(v)
-			c.list.open = true
+		if !p.list.open && m.id.isText() {
+			p.beginTurn(v)
+			p.list.open = true
 		}
-		c.list.modelSpoke = !c.list.open
+		p.list.modelSpoke = !p.list.open
 		if m.id.isText() {
-			call := c.newCall(m.id, m.name)
+			call := p.newCall(m.id, m.name)
 			if name := builtin[m.kind]; !m.name.isText() && name != nil {
-				call.tool = c.names.number(name, value{})
-				c.list.hasGenerated = true
+				call.tool = p.names.number(name, value{})
+				p.list.hasGenerated = true
 			}
-			c.calls = append(c.calls, call)
-			c.endTurn(v)
+			p.calls = append(p.calls, call)
+			p.endTurn(v)
 		}
 	case functionCallOutput, localShellCallOutput, shellCallOutput:
-		c.list.open = false
-		c.endOutput()
-		c.endTurn(v)
+		p.list.open = false
+		p.endOutput()
+		p.endTurn(v)
 	case otherOutput:
-		c.list.open = false
-		c.results = append(c.results, result{symbol: noSymbol, texts: m.texts, unread: UnknownKind})
+		p.list.open = false
+		p.results = append(p.results, result{symbol: noSymbol, texts: m.texts, unread: UnknownKind})
 	default:
 		if m.role == assistant {
-			c.list.modelSpoke = true
+			p.list.modelSpoke = true
 		} else if m.role != noWord {
-			c.list.open = false
+			p.list.open = false
 		}
 	}
-	c.list.setLast(v, m.role == assistant || m.role == noWord && !m.kind.isOutput())
-	c.nextMessage()
+	p.list.setLast(v, m.role == assistant || m.role == noWord && !m.kind.isOutput())
+	p.nextMessage()
 }
 
 // endOutput adds the result of an item.
-func (c *Conversation) endOutput() {
-	m, b := &c.message, &c.block
+func (p *parser) endOutput() {
+	m, b := &p.message, &p.block
 	content, failed := b.content, m.failed
 	if content.kind == jsonspan.BeginObject && b.text.kind == jsonspan.String {
 		content, failed = b.text, failed || b.failed
@@ -320,8 +362,8 @@ func (c *Conversation) endOutput() {
 	if m.kind == shellCallOutput {
 		b.notText, failed = b.notShell, failed || b.shellFailed
 	}
-	r := c.newResult(m.id, content, failed, jsonspan.BeginArray)
-	c.addAnswer(&r, value{})
+	r := p.newResult(m.id, content, failed, jsonspan.BeginArray)
+	p.addAnswer(&r, value{})
 }
 
 // A call is the model's request to run a tool.
@@ -357,87 +399,87 @@ const maxName = 256
 const maxEscape = 6
 
 // newCall returns a call, which may have no id, and whose tool may have no name.
-func (c *Conversation) newCall(id, name value) call {
-	made := call{noSymbol, c.toolSymbol(name)}
+func (p *parser) newCall(id, name value) call {
+	made := call{noSymbol, p.toolSymbol(name)}
 	if id.isText() {
-		made.id = c.ids.number(c.decode(id), id)
+		made.id = p.ids.number(p.decode(id), id)
 	}
 	return made
 }
 
 // toolSymbol returns the symbol of a tool name, or noSymbol.
-func (c *Conversation) toolSymbol(name value) int32 {
-	if !name.isText() || len(c.text(name)) > maxEscape*maxName {
+func (p *parser) toolSymbol(name value) int32 {
+	if !name.isText() || len(p.text(name)) > maxEscape*maxName {
 		return noSymbol
 	}
-	text := c.decode(name)
+	text := p.decode(name)
 	if len(text) > maxName {
 		return noSymbol
 	}
-	return c.names.number(text, name)
+	return p.names.number(text, name)
 }
 
 // addTurnCall adds a call. A call without an id gets one from its tool and a number.
-func (c *Conversation) addTurnCall(call call) {
+func (p *parser) addTurnCall(call call) {
 	if call.id == noSymbol {
-		for int(call.tool) >= len(c.queues) {
-			c.queues = append(c.queues, queue{})
+		for int(call.tool) >= len(p.queues) {
+			p.queues = append(p.queues, queue{})
 		}
-		q := &c.queues[call.tool]
+		q := &p.queues[call.tool]
 		q.generated++
-		start := len(c.decoded)
-		c.decoded = append(append(c.decoded, c.names.texts[call.tool]...), '#')
-		c.decoded = strconv.AppendInt(c.decoded, int64(q.generated), 10)
-		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)], value{})
-		c.list.hasGenerated = true
-		i := int32(len(c.waiting))
-		if q.round == c.list.round {
-			c.waiting[q.last].next = i
+		start := len(p.decoded)
+		p.decoded = append(append(p.decoded, p.names.texts[call.tool]...), '#')
+		p.decoded = strconv.AppendInt(p.decoded, int64(q.generated), 10)
+		call.id = p.ids.number(p.decoded[start:len(p.decoded):len(p.decoded)], value{})
+		p.list.hasGenerated = true
+		i := int32(len(p.waiting))
+		if q.round == p.list.round {
+			p.waiting[q.last].next = i
 		} else {
-			q.round, q.first = c.list.round, i
+			q.round, q.first = p.list.round, i
 		}
 		q.last = i
-		c.waiting = append(c.waiting, waitingCall{id: call.id, next: noCall})
+		p.waiting = append(p.waiting, waitingCall{id: call.id, next: noCall})
 	}
-	c.markCalled(call.id)
-	c.calls = append(c.calls, call)
+	p.markCalled(call.id)
+	p.calls = append(p.calls, call)
 }
 
 // markCalled records that a call has an id.
-func (c *Conversation) markCalled(id int32) {
-	for int(id) >= len(c.called) {
-		c.called = append(c.called, false)
+func (p *parser) markCalled(id int32) {
+	for int(id) >= len(p.called) {
+		p.called = append(p.called, false)
 	}
-	c.called[id] = true
+	p.called[id] = true
 }
 
 // addAnswer adds a result and finds its call: the one with its id, or the first one without an id,
 // of the same tool if the result names one.
-func (c *Conversation) addAnswer(r *result, tool value) {
+func (p *parser) addAnswer(r *result, tool value) {
 	if r.id.isText() {
-		r.symbol = c.ids.number(c.decode(r.id), r.id)
+		r.symbol = p.ids.number(p.decode(r.id), r.id)
 	}
-	if len(c.waiting) > 0 && (r.symbol == noSymbol || int(r.symbol) >= len(c.called) || !c.called[r.symbol]) {
-		if w := c.nextWaiting(tool); w != nil {
+	if len(p.waiting) > 0 && (r.symbol == noSymbol || int(r.symbol) >= len(p.called) || !p.called[r.symbol]) {
+		if w := p.nextWaiting(tool); w != nil {
 			w.answered = true
 			r.id, r.symbol = value{}, w.id
 		}
 	}
-	c.results = append(c.results, *r)
+	p.results = append(p.results, *r)
 }
 
 // nextWaiting returns the first waiting call of a tool, or of any if tool has no name, or nil.
-func (c *Conversation) nextWaiting(tool value) *waitingCall {
-	first := &c.list.oldest
+func (p *parser) nextWaiting(tool value) *waitingCall {
+	first := &p.list.oldest
 	if tool.isText() {
-		name := c.toolSymbol(tool)
-		if name == noSymbol || int(name) >= len(c.queues) || c.queues[name].round != c.list.round {
+		name := p.toolSymbol(tool)
+		if name == noSymbol || int(name) >= len(p.queues) || p.queues[name].round != p.list.round {
 			return nil
 		}
-		first = &c.queues[name].first
+		first = &p.queues[name].first
 	}
-	for int(*first) < len(c.waiting) {
-		w := &c.waiting[*first]
+	for int(*first) < len(p.waiting) {
+		w := &p.waiting[*first]
 		if !w.answered {
 			return w
 		}
@@ -488,14 +530,14 @@ func (w word) isOutput() bool {
 }
 
 // word returns the word of a value.
-func (c *Conversation) word(v value) word {
+func (p *parser) word(v value) word {
 	if v.kind != jsonspan.String {
 		return noWord
 	}
-	body := c.text(v)
+	body := p.text(v)
 	if v.escaped(body) {
-		c.scratch = jsonspan.AppendText(c.scratch[:0], body)
-		body = c.scratch
+		p.scratch = jsonspan.AppendText(p.scratch[:0], body)
+		body = p.scratch
 	}
 	switch string(body) {
 	case "assistant":

@@ -199,36 +199,37 @@ func (c *Conversation) mark(end int32) {
 }
 
 // knownElements returns where to continue in an array, if it is the list and was read before.
-func (c *Conversation) knownElements(path, _ int) int {
-	if c.resume == 0 || !isList(canonicalPath(path)) {
+func (p *parser) knownElements(path, _ int) int {
+	if p.resume == 0 || !isList(canonicalPath(path)) {
 		return 0
 	}
-	c.marks, c.resume = c.marks[:c.resume], 0
-	m := c.marks[len(c.marks)-1]
-	c.turns, c.calls = c.turns[:m.turns], c.calls[:m.calls]
-	c.results, c.texts = c.results[:m.results], c.texts[:m.texts]
+	p.marks, p.resume = p.marks[:p.resume], 0
+	m := p.marks[len(p.marks)-1]
+	p.turns, p.calls = p.turns[:m.turns], p.calls[:m.calls]
+	p.results, p.texts = p.results[:m.results], p.texts[:m.texts]
 	if m.turns > 0 {
-		c.turns[m.turns-1].end = m.turnEnd
+		p.turns[m.turns-1].end = m.turnEnd
 	}
-	c.ids.restore(int(m.ids), c.decode)
-	c.names.restore(int(m.names), c.decode)
-	for _, call := range c.calls {
-		c.markCalled(call.id)
+	p.ids.restore(int(m.ids), p.decode)
+	p.names.restore(int(m.names), p.decode)
+	for _, call := range p.calls {
+		p.markCalled(call.id)
 	}
-	c.list = m.list
-	c.cache.messages = c.cache.messages || m.cache.messages
-	c.cache.hour = c.cache.hour || m.cache.hour
-	c.cache.day = c.cache.day || m.cache.day
-	c.nextMessage()
+	p.list = m.list
+	p.cache.messages = p.cache.messages || m.cache.messages
+	p.cache.hour = p.cache.hour || m.cache.hour
+	p.cache.day = p.cache.day || m.cache.day
+	p.nextMessage()
 	return int(m.end)
 }
 
 // bytes returns how much memory c takes.
 func (c *Conversation) bytes() int {
-	m := &c.message
+	p := &c.parser
+	m := &p.message
 	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + c.past.Progress.bytes() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
-		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.idInfos) + sizeOf(c.tools) +
+		sizeOf(p.called) + sizeOf(p.waiting) + sizeOf(p.queues) + sizeOf(c.idInfos) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
 }
 

@@ -207,27 +207,29 @@ func canonicalPath(path int) int {
 func isList(path int) bool { return path == inMessages || path == inInput || path == inContents }
 
 // read handles a value that was found. Values within another one come before it.
-func (c *Conversation) read(path int, found jsonspan.Value) {
-	c.list.invalid = c.list.invalid || c.isCrowded()
-	if c.list.invalid {
+func (p *parser) read(path int, found jsonspan.Value) {
+	if len(p.ids.texts)+len(p.results)+len(p.message.results) > firstItems+len(p.body)/itemSize {
+		p.list.invalid = true
+	}
+	if p.list.invalid {
 		return
 	}
 	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.HasUnicodeEscapes}
-	m, b := &c.message, &c.block
+	m, b := &p.message, &p.block
 	path = canonicalPath(path)
 	switch path {
 	case inMessages, inInput, inContents:
 		switch v.kind {
 		case jsonspan.BeginArray:
-			c.list.lists++
-			c.list.span = v
+			p.list.lists++
+			p.list.span = v
 		case jsonspan.BeginObject:
-			c.list.objects++
+			p.list.objects++
 		}
 	case inMessage:
-		c.endMessage(v)
+		p.endMessage(v)
 	case inRole, inItemRole:
-		m.role = c.word(v)
+		m.role = p.word(v)
 	case inContent:
 		m.content = v
 	case inToolCallID, inItemCallID:
@@ -243,12 +245,12 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		if !b.name.isText() {
 			b.name = b.custom
 		}
-		c.addCall(b.id, b.name)
-		c.nextBlock()
+		p.addCall(b.id, b.name)
+		p.nextBlock()
 	case inBlock:
-		c.endBlock()
+		p.endBlock()
 	case inBlockType:
-		b.kind = c.word(v)
+		b.kind = p.word(v)
 	case inBlockText:
 		b.text = v
 	case inToolCallsID, inBlockID:
@@ -265,11 +267,11 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		b.content = v
 
 	case inBlockPart:
-		c.endPart(plainText)
+		p.endPart(plainText)
 	case inOutputPart:
-		c.endPart(inputText)
+		p.endPart(inputText)
 	case inBlockPartType, inOutputPartType:
-		b.part.kind = c.word(v)
+		b.part.kind = p.word(v)
 	case inBlockPartText, inOutputPartText, inAnswerPartText:
 		b.part.text = v
 	case inStdout:
@@ -290,11 +292,11 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inResponseName:
 		b.answer.name = v
 	case inAnswerStatus:
-		b.answer.failed = c.word(v) == errorStatus
+		b.answer.failed = p.word(v) == errorStatus
 	case inAnswerContent:
 		b.answer.content = v
 	case inAnswerPart:
-		c.endAnswerPart()
+		p.endAnswerPart()
 	case inAnswerPartJSON:
 		b.part.object = v
 	case inAnswerPartJSONMember, inResponseMember:
@@ -302,37 +304,37 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 		b.part.last = v
 
 	case inItem:
-		c.endItem(v)
+		p.endItem(v)
 	case inItemType:
-		m.kind = c.word(v)
+		m.kind = p.word(v)
 	case inItemID:
 		m.itemID = v
 	case inItemStatus:
-		m.failed = c.word(v) == failedStatus
+		m.failed = p.word(v) == failedStatus
 	case inOutputContent:
 		b.text = v
 	case inOutputSuccess:
 		b.failed = v.kind == jsonspan.False
 	case inOutcome:
-		b.shellFailed = b.shellFailed || c.word(v) == timeoutOutcome
+		b.shellFailed = b.shellFailed || p.word(v) == timeoutOutcome
 	case inExitCode:
-		b.shellFailed = b.shellFailed || v.kind == jsonspan.Number && string(c.body[v.start:v.end]) != "0"
+		b.shellFailed = b.shellFailed || v.kind == jsonspan.Number && string(p.body[v.start:v.end]) != "0"
 
 	case inCacheControl, inBlockCacheControl, inBlockCachePoint:
-		c.cache.messages = c.cache.messages || v.kind == jsonspan.BeginObject
+		p.cache.messages = p.cache.messages || v.kind == jsonspan.BeginObject
 	case inSystemCacheControl, inToolsCacheControl, inSystemCachePoint, inToolsCachePoint:
-		c.cache.opening = c.cache.opening || v.kind == jsonspan.BeginObject
+		p.cache.opening = p.cache.opening || v.kind == jsonspan.BeginObject
 	case inCacheTTL, inSystemCacheTTL, inToolsCacheTTL, inBlockCacheTTL,
 		inSystemCachePointTTL, inToolsCachePointTTL, inBlockCachePointTTL:
-		c.cache.hour = c.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "1h")
+		p.cache.hour = p.cache.hour || v.kind == jsonspan.String && jsonspan.TextIs(p.text(v), "1h")
 	case inCacheRetention:
-		c.cache.day = v.kind == jsonspan.String && jsonspan.TextIs(c.text(v), "24h")
+		p.cache.day = v.kind == jsonspan.String && jsonspan.TextIs(p.text(v), "24h")
 
 	case inContentsMessage:
-		c.list.format = model
-		c.endMessage(v)
+		p.list.format = model
+		p.endMessage(v)
 	case inContentsRole:
-		switch c.word(v) {
+		switch p.word(v) {
 		case model:
 			m.role = assistant
 		case user, function:
@@ -341,18 +343,18 @@ func (c *Conversation) read(path int, found jsonspan.Value) {
 	case inParts:
 		m.content, m.toolCalls = v, v.kind
 	case inPart:
-		c.endContentsPart()
+		p.endContentsPart()
 	case inResponseParts:
 		b.notText = true
 	case inResponseObject:
 		b.answer.content = v
-		c.addObject(v)
+		p.addObject(v)
 	case inResponseError:
 		b.part.members++
 		b.part.last = v
 		b.answer.failed = v.kind != jsonspan.Null
 	}
 	if isList(path - 1) {
-		c.mark(v.end)
+		p.mark(v.end)
 	}
 }

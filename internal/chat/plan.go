@@ -90,6 +90,12 @@ func (v value) room() int {
 	return int(v.end-v.start) - len(beginObject) - len(endObject)
 }
 
+// A masking applies a policy to a conversation.
+type masking struct {
+	*Conversation
+	policy *Policy
+}
+
 // Mask decides which results are masked. The decision depends only on the conversation and the
 // policy. The plan is valid while the body is.
 func (c *Conversation) Mask(p *Policy) Plan {
@@ -113,7 +119,8 @@ func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, P
 	if p.WindowTurns <= 0 {
 		return plan, Progress{}
 	}
-	now, before, progress := c.fold(p, prior, cold)
+	m := masking{c, p}
+	now, before, progress := m.fold(prior, cold)
 	if now.step == 0 {
 		return plan, progress
 	}
@@ -124,12 +131,12 @@ func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, P
 	sentResults := 0
 	if prior.turns > 0 && now.move > before.move || prior.turns == 0 && now.step == len(c.turns) && !c.list.modelSpoke {
 		sentResults = int(c.turns[now.step-1].results)
-		c.choose(before, p, progress.moves)
+		m.choose(before, progress.moves)
 		for i := range sentResults {
 			c.results[i].oldReplacement = c.results[i].replacement
 		}
 	}
-	plan.Grows = c.choose(now, p, progress.moves)
+	plan.Grows = m.choose(now, progress.moves)
 	size, texts, changed := 0, 0, int(c.list.reply)
 	for i := range c.results {
 		r := &c.results[i]
@@ -138,10 +145,10 @@ func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, P
 			changed = min(changed, int(c.texts[r.texts].start)+1)
 		}
 		if r.replacement == itself {
-			plan.Unread[c.unread(i, now)]++
+			plan.Unread[m.unread(i, now)]++
 			continue
 		}
-		bytes, chars := p.template().size(c.filling(r))
+		bytes, chars := p.template().size(m.filling(r))
 		size += bytes
 		if c.texts[r.texts].kind != jsonspan.String {
 			size += len(beginObject) + len(endObject)
@@ -152,7 +159,7 @@ func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, P
 		plan.Saved += r.chars - chars - int(r.n-1)
 	}
 	if plan.Results > 0 {
-		plan.Edits, plan.Originals = c.edits(p, size, texts, plan.Results)
+		plan.Edits, plan.Originals = m.edits(size, texts, plan.Results)
 	}
 	plan.Shared = c.list.bytesBefore(len(c.body), changed)
 	for _, e := range plan.Edits {
@@ -165,16 +172,16 @@ func (c *Conversation) MaskAfter(p *Policy, prior *Progress, cold bool) (Plan, P
 }
 
 // unread returns why an old result cannot be masked, or readable.
-func (c *Conversation) unread(i int, s state) Unread {
-	r := &c.results[i]
-	id := c.idOf(r)
+func (m masking) unread(i int, s state) Unread {
+	r := &m.results[i]
+	id := m.idOf(r)
 	switch {
-	case i >= c.resultsUpTo(s.step):
-	case id == nil && i < c.resultsUpTo(s.boundary) && r.unread == UnknownKind:
+	case i >= m.resultsUpTo(s.step):
+	case id == nil && i < m.resultsUpTo(s.boundary) && r.unread == UnknownKind:
 		return UnknownKind
-	case id == nil && i < c.resultsUpTo(s.boundary) && (r.unread != readable || r.n > 0):
+	case id == nil && i < m.resultsUpTo(s.boundary) && (r.unread != readable || r.n > 0):
 		return NoCall
-	case id != nil && int(id.turn) < s.boundary && !id.kept && (id.tool == noSymbol || !c.tools[id.tool].excluded):
+	case id != nil && int(id.turn) < s.boundary && !id.kept && (id.tool == noSymbol || !m.tools[id.tool].excluded):
 		return r.unread
 	}
 	return readable
@@ -183,45 +190,45 @@ func (c *Conversation) unread(i int, s state) Unread {
 // choose decides which results are replaced in a state. Only results up to its step matter, as when
 // the boundary moved there. If moves is not nil, only results masked by a move are masked. If the
 // body would grow too much, nothing is masked.
-func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
-	c.resetIDs(p)
+func (m masking) choose(s state, moves []int32) (grows bool) {
+	m.resetIDs()
 	for t := range s.step {
-		c.addCalls(t)
+		m.addCalls(t)
 	}
-	end := c.resultsUpTo(s.step)
-	if p.KeepLastPerTool > 0 {
-		c.keepLast(end, p)
+	end := m.resultsUpTo(s.step)
+	if m.policy.KeepLastPerTool > 0 {
+		m.keepLast(end)
 	}
 	growth := 0
-	for i := range c.results {
-		r := &c.results[i]
+	for i := range m.results {
+		r := &m.results[i]
 		r.replacement = itself
 		if moves != nil && (moves[i] == 0 || moves[i] > s.move) {
 			continue
 		}
-		id := c.idOf(r)
-		if i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
+		id := m.idOf(r)
+		if i < end && id != nil && int(id.turn) < s.boundary && !id.kept && m.judge(r, id) == mask {
 			r.replacement = placeholder
-			if p.template().uses[toolName] > 0 {
+			if m.policy.template().uses[toolName] > 0 {
 				r.replacement += replacement(id.tool - noSymbol)
 			}
-			growth += c.growth(r, p)
+			growth += m.growth(r)
 		}
 	}
 	if growth <= MaxGrowth {
 		return false
 	}
-	for i := range c.results {
-		c.results[i].replacement = itself
+	for i := range m.results {
+		m.results[i].replacement = itself
 	}
 	return true
 }
 
 // growth returns by how many bytes masking a result makes the body longer.
-func (c *Conversation) growth(r *result, p *Policy) int {
-	bytes, _ := p.template().size(c.filling(r))
+func (m masking) growth(r *result) int {
+	bytes, _ := m.policy.template().size(m.filling(r))
 	bytes += int(r.n-1) * len(ellipsis)
-	for _, t := range c.texts[r.texts : r.texts+r.n] {
+	for _, t := range m.texts[r.texts : r.texts+r.n] {
 		bytes -= t.room()
 	}
 	return bytes
@@ -238,32 +245,32 @@ const (
 
 // fold goes through the turns and moves the boundary where possible and allowed. It returns the
 // last two states. A decision about a turn does not depend on later turns.
-func (c *Conversation) fold(p *Policy, prior *Progress, cold bool) (now, before state, progress Progress) {
-	if p.ClearAtLeast == ClearAuto {
-		return c.foldAuto(p, prior, cold)
+func (m masking) fold(prior *Progress, cold bool) (now, before state, progress Progress) {
+	if m.policy.ClearAtLeast == ClearAuto {
+		return m.foldAuto(prior, cold)
 	}
-	now, before = c.foldSteps(p)
+	now, before = m.foldSteps()
 	return now, before, Progress{}
 }
 
 // foldSteps is fold for a boundary that moves in steps, or when that masks enough.
-func (c *Conversation) foldSteps(p *Policy) (now, before state) {
-	a := account{c: c, policy: p}
-	if p.ClearAtLeast > 0 {
-		c.resetIDs(p)
+func (m masking) foldSteps() (now, before state) {
+	a := account{masking: m}
+	if m.policy.ClearAtLeast > 0 {
+		m.resetIDs()
 		a.onOld = a.countOld
 	}
-	every := max(p.StepTurns, 1)
-	for turns := 1; turns <= len(c.turns); turns++ {
-		if p.ClearAtLeast > 0 {
+	every := max(m.policy.StepTurns, 1)
+	for turns := 1; turns <= len(m.turns); turns++ {
+		if m.policy.ClearAtLeast > 0 {
 			a.addTurn(turns - 1)
 		}
-		window := turns - p.WindowTurns // start of the window
+		window := turns - m.policy.WindowTurns // start of the window
 		if window < now.boundary+every {
 			continue
 		}
 		boundary := window / every * every
-		if p.ClearAtLeast > 0 && !a.pays(boundary) {
+		if m.policy.ClearAtLeast > 0 && !a.pays(boundary) {
 			continue
 		}
 		now, before = state{boundary: boundary, step: turns}, now
@@ -276,39 +283,37 @@ func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 // used again. A result that is already masked counts with its original length, so that decisions
 // about a masked conversation are the same.
 type account struct {
-	c      *Conversation
-	policy *Policy
-	onOld  func(result int) // receives a result that is old and not one of the last of its tool
-	old    int              // results before the boundary
-	shift  int              // how much longer the body would be without masking
-	chars  int              // characters that a step would mask
+	masking
+	onOld func(result int) // receives a result that is old and not one of the last of its tool
+	old   int              // results before the boundary
+	shift int              // how much longer the body would be without masking
+	chars int              // characters that a step would mask
 }
 
 // addTurn adds the calls and results of a turn.
 func (a *account) addTurn(t int) {
-	c := a.c
-	c.addCalls(t)
+	a.addCalls(t)
 	first := 0
 	if t > 0 {
-		first = int(c.turns[t].results)
+		first = int(a.turns[t].results)
 	}
-	for i := first; i < c.resultsUpTo(t+1); i++ {
-		r := &c.results[i]
-		id := c.idOf(r)
+	for i := first; i < a.resultsUpTo(t+1); i++ {
+		r := &a.results[i]
+		id := a.idOf(r)
 		if id == nil {
 			continue
 		}
 		r.shift = int32(a.shift)
 		if r.n > 0 {
-			chars, _ := c.originalLen(r, id, a.policy)
+			chars, _ := a.originalLen(r, id)
 			a.shift += chars
-			for _, t := range c.texts[r.texts : r.texts+r.n] {
+			for _, t := range a.texts[r.texts : r.texts+r.n] {
 				a.shift -= t.room()
 			}
 		}
 		r.released = a.policy.KeepLastPerTool <= 0 || id.tool == noSymbol
 		if !r.released {
-			a.addToTool(&c.tools[id.tool], i)
+			a.addToTool(&a.tools[id.tool], i)
 		}
 	}
 }
@@ -316,7 +321,7 @@ func (a *account) addTurn(t int) {
 // addToTool adds a result to the last ones of its tool, and removes the first of them if there are
 // too many.
 func (a *account) addToTool(tool *toolCount, i int) {
-	results := a.c.results
+	results := a.results
 	if tool.results == 0 {
 		tool.oldest = int32(i)
 	} else {
@@ -337,20 +342,20 @@ func (a *account) addToTool(tool *toolCount, i int) {
 
 // advance passes results that are before the boundary now to onOld.
 func (a *account) advance(boundary int) {
-	for end := a.c.resultsUpTo(boundary); a.old < end; a.old++ {
+	for end := a.resultsUpTo(boundary); a.old < end; a.old++ {
 		a.onOld(a.old)
 	}
 }
 
 // countOld adds the characters of an old result.
 func (a *account) countOld(i int) {
-	r := &a.c.results[i]
-	id := a.c.idOf(r)
+	r := &a.results[i]
+	id := a.idOf(r)
 	if id == nil || !r.released {
 		return
 	}
-	if a.c.judge(r, id, a.policy) != keep {
-		chars, _ := a.c.originalLen(r, id, a.policy)
+	if a.judge(r, id) != keep {
+		chars, _ := a.originalLen(r, id)
 		a.chars += chars
 	}
 }
@@ -366,25 +371,25 @@ func (a *account) pays(boundary int) bool {
 }
 
 // resetIDs resets what is known about ids and tools.
-func (c *Conversation) resetIDs(p *Policy) {
-	c.idInfos = c.idInfos[:0]
-	for range c.ids.texts {
-		c.idInfos = append(c.idInfos, idInfo{turn: noTurn, tool: noSymbol})
+func (m masking) resetIDs() {
+	m.idInfos = m.idInfos[:0]
+	for range m.ids.texts {
+		m.idInfos = append(m.idInfos, idInfo{turn: noTurn, tool: noSymbol})
 	}
-	c.tools = c.tools[:0]
-	for _, name := range c.names.texts {
-		c.tools = append(c.tools, toolCount{excluded: p.excludes(name)})
+	m.tools = m.tools[:0]
+	for _, name := range m.names.texts {
+		m.tools = append(m.tools, toolCount{excluded: m.policy.excludes(name)})
 	}
 }
 
 // addCalls adds the calls of a turn.
-func (c *Conversation) addCalls(t int) {
-	end := int32(len(c.calls))
-	if t+1 < len(c.turns) {
-		end = c.turns[t+1].calls
+func (m masking) addCalls(t int) {
+	end := int32(len(m.calls))
+	if t+1 < len(m.turns) {
+		end = m.turns[t+1].calls
 	}
-	for _, call := range c.calls[c.turns[t].calls:end] {
-		id := &c.idInfos[call.id]
+	for _, call := range m.calls[m.turns[t].calls:end] {
+		id := &m.idInfos[call.id]
 		id.turn = int32(t)
 		if call.tool != noSymbol {
 			id.tool = call.tool
@@ -393,11 +398,11 @@ func (c *Conversation) addCalls(t int) {
 }
 
 // idOf returns what is known about the id of a result, or nil.
-func (c *Conversation) idOf(r *result) *idInfo {
-	if r.symbol == noSymbol || c.idInfos[r.symbol].turn == noTurn {
+func (m masking) idOf(r *result) *idInfo {
+	if r.symbol == noSymbol || m.idInfos[r.symbol].turn == noTurn {
 		return nil
 	}
-	return &c.idInfos[r.symbol]
+	return &m.idInfos[r.symbol]
 }
 
 // resultsUpTo returns the number of results in the first turns.
@@ -409,15 +414,15 @@ func (c *Conversation) resultsUpTo(turns int) int {
 }
 
 // keepLast marks the ids of the last results of each tool, among the first end results.
-func (c *Conversation) keepLast(end int, p *Policy) {
+func (m masking) keepLast(end int) {
 	for i := end - 1; i >= 0; i-- {
-		id := c.idOf(&c.results[i])
+		id := m.idOf(&m.results[i])
 		if id == nil || id.tool == noSymbol {
 			continue
 		}
-		tool := &c.tools[id.tool]
+		tool := &m.tools[id.tool]
 		tool.results++
-		if int(tool.results) <= p.KeepLastPerTool {
+		if int(tool.results) <= m.policy.KeepLastPerTool {
 			id.kept = true
 		}
 	}
@@ -433,14 +438,14 @@ const (
 )
 
 // judge decides about an old result.
-func (c *Conversation) judge(r *result, id *idInfo, p *Policy) judgment {
-	if r.n == 0 || id.tool != noSymbol && c.tools[id.tool].excluded {
+func (m masking) judge(r *result, id *idInfo) judgment {
+	if r.n == 0 || id.tool != noSymbol && m.tools[id.tool].excluded {
 		return keep
 	}
-	if _, already := c.originalLen(r, id, p); already {
+	if _, already := m.originalLen(r, id); already {
 		return masked
 	}
-	if r.chars < p.MinChars || c.keepsError(r, p.KeepErrors) {
+	if r.chars < m.policy.MinChars || m.keepsError(r, m.policy.KeepErrors) {
 		return keep
 	}
 	return mask
@@ -448,14 +453,14 @@ func (c *Conversation) judge(r *result, id *idInfo, p *Policy) judgment {
 
 // originalLen returns the length of a result before it was masked, and whether it is masked. The
 // length is 0 if the placeholder does not have it.
-func (c *Conversation) originalLen(r *result, id *idInfo, p *Policy) (chars int, already bool) {
-	first := c.texts[r.texts]
+func (m masking) originalLen(r *result, id *idInfo) (chars int, already bool) {
+	first := m.texts[r.texts]
 	if first.kind != jsonspan.String {
 		return r.chars, false
 	}
-	body := c.text(first)
-	for _, t := range [...]*Template{p.template(), &DefaultTemplate, &DefaultTemplateWithID} {
-		chars, already = c.isPlaceholder(t, body, r, id)
+	body := m.text(first)
+	for _, t := range [...]*Template{m.policy.template(), &DefaultTemplate, &DefaultTemplateWithID} {
+		chars, already = m.isPlaceholder(t, body, r, id)
 		if already {
 			return chars, true
 		}
@@ -464,42 +469,42 @@ func (c *Conversation) originalLen(r *result, id *idInfo, p *Policy) (chars int,
 }
 
 // isPlaceholder reports whether a text is the template, filled in for this result.
-func (c *Conversation) isPlaceholder(t *Template, body []byte, r *result, id *idInfo) (chars int, ok bool) {
+func (m masking) isPlaceholder(t *Template, body []byte, r *result, id *idInfo) (chars int, ok bool) {
 	// A quick check that rules out most texts.
 	if start := t.parts[0].text; start != "" && len(body) > 0 && r.lead != start[0] && r.lead != '\\' {
 		return 0, false
 	}
-	tool, symbol := unknownTool, c.ids.texts[r.symbol]
+	tool, symbol := unknownTool, m.ids.texts[r.symbol]
 	if id.tool != noSymbol {
-		tool = c.names.texts[id.tool]
+		tool = m.names.texts[id.tool]
 	}
 	if len(body) > maxEscape*t.filledLen(t.bytes, len(symbol), len(tool), maxDigits) {
 		return 0, false
 	}
 	if bytes.IndexByte(body, '\\') >= 0 {
-		c.scratch = jsonspan.AppendText(c.scratch[:0], body)
-		body = c.scratch
+		m.scratch = jsonspan.AppendText(m.scratch[:0], body)
+		body = m.scratch
 	}
 	return t.match(body, symbol, tool)
 }
 
-func (c *Conversation) filling(r *result) filling {
-	id := c.idOf(r)
+func (m masking) filling(r *result) filling {
+	id := m.idOf(r)
 	f := filling{tool: unknownTool, toolChars: len(unknownTool), chars: r.chars}
 	if r.id.kind == 0 { // its call has no id, but a generated one
-		text := c.ids.texts[r.symbol]
-		c.scratch = jsonspan.AppendBody(c.scratch[:0], string(text))
-		f.id, f.idChars = c.scratch, utf8.RuneCount(text)
+		text := m.ids.texts[r.symbol]
+		m.scratch = jsonspan.AppendBody(m.scratch[:0], string(text))
+		f.id, f.idChars = m.scratch, utf8.RuneCount(text)
 	} else {
-		f.id, f.idChars = c.text(r.id), int(r.id.chars)
+		f.id, f.idChars = m.text(r.id), int(r.id.chars)
 	}
 	if id.tool != noSymbol {
-		name := c.names.positions[id.tool]
+		name := m.names.positions[id.tool]
 		if name.kind == 0 { // a builtin tool, whose name needs no escapes
-			f.tool = c.names.texts[id.tool]
+			f.tool = m.names.texts[id.tool]
 			f.toolChars = len(f.tool)
 		} else {
-			f.tool, f.toolChars = c.text(name), int(name.chars)
+			f.tool, f.toolChars = m.text(name), int(name.chars)
 		}
 	}
 	return f
@@ -508,12 +513,12 @@ func (c *Conversation) filling(r *result) filling {
 // originalOf returns the original of a result with its id. The id depends only on the call and the
 // content: if it changed after a restart or on another machine, so would the prompt, and the
 // provider would have to process it again.
-func (c *Conversation) originalOf(r *result) Original {
+func (m masking) originalOf(r *result) Original {
 	var texts [][]byte
-	for _, t := range c.texts[r.texts : r.texts+r.n] {
-		text := c.text(t)
+	for _, t := range m.texts[r.texts : r.texts+r.n] {
+		text := m.text(t)
 		if t.kind != jsonspan.String {
-			text = jsonspan.AppendBody(nil, string(c.body[t.start:t.end]))
+			text = jsonspan.AppendBody(nil, string(m.body[t.start:t.end]))
 		}
 		texts = append(texts, text)
 	}
@@ -521,28 +526,28 @@ func (c *Conversation) originalOf(r *result) Original {
 	if len(texts) > 1 {
 		body = bytes.Join(texts, []byte(`\n`))
 	}
-	return Original{store.ContentHandle(idPrefix, c.ids.texts[r.symbol], body), body}
+	return Original{store.ContentHandle(idPrefix, m.ids.texts[r.symbol], body), body}
 }
 
 // edits returns the edits that mask results. size, texts and results are capacities: the bytes of
 // placeholders, the number of texts and of results.
-func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsonspan.Edit, originals []Original) {
+func (m masking) edits(size, texts, results int) (edits []jsonspan.Edit, originals []Original) {
 	edits = make([]jsonspan.Edit, 0, texts)
-	if p.template().HasID() {
+	if m.policy.template().HasID() {
 		originals = make([]Original, 0, results)
 	}
 	buf := make([]byte, 0, size)
-	for i := range c.results {
-		r := &c.results[i]
+	for i := range m.results {
+		r := &m.results[i]
 		if r.replacement == itself {
 			continue
 		}
-		filling := c.filling(r)
+		filling := m.filling(r)
 		if originals != nil {
-			original := c.originalOf(r)
+			original := m.originalOf(r)
 			originals, filling.resultID = append(originals, original), original.ID
 		}
-		for i, t := range c.texts[r.texts : r.texts+r.n] {
+		for i, t := range m.texts[r.texts : r.texts+r.n] {
 			e := jsonspan.Edit{Start: int(t.start) + 1, End: int(t.end) - 1, New: ellipsis}
 			isObject := t.kind != jsonspan.String
 			if isObject {
@@ -553,7 +558,7 @@ func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsons
 				if isObject {
 					buf = append(buf, beginObject...)
 				}
-				buf = p.template().append(buf, filling)
+				buf = m.policy.template().append(buf, filling)
 				if isObject {
 					buf = append(buf, endObject...)
 				}
@@ -578,12 +583,13 @@ type Result struct {
 // Results returns the results that have a call, in order. Call Mask first.
 func (c *Conversation) Results(p *Policy) iter.Seq[Result] {
 	return func(yield func(Result) bool) {
-		c.resetIDs(p)
+		m := masking{c, p}
+		m.resetIDs()
 		for t := range c.turns {
-			c.addCalls(t)
+			m.addCalls(t)
 		}
 		for i := range c.results {
-			id := c.idOf(&c.results[i])
+			id := m.idOf(&c.results[i])
 			if id == nil {
 				continue
 			}

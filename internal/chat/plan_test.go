@@ -153,7 +153,7 @@ func TestPrefixStaysBetweenSteps(t *testing.T) {
 			}
 			out, plan, _ := run(t, c.body, p)
 			out = out[:len(out)-len(rest)]
-			now, _, _ := c.fold(&p, &Progress{}, false)
+			now, _, _ := masking{&c, &p}.fold(&Progress{}, false)
 			if now.boundary > max(len(c.turns)-p.WindowTurns, 0) || now.boundary%max(p.StepTurns, 1) != 0 {
 				t.Errorf("after %d turns the boundary is at %d", len(c.turns), now.boundary)
 			}
