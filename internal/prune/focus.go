@@ -91,16 +91,17 @@ type reading struct {
 func (f *FocusOptions) read(ctx context.Context, l lines) (*reading, error) {
 	stopped := func() bool { return ctx.Err() != nil }
 	goal := truncateGoal(f.Goal)
-	source := detect(l)
-	r := &reading{FocusOptions: f, lines: l, outline: outlineOf(l, source, stopped)}
+	content := l.withoutMark()
+	source := detect(content)
+	r := &reading{FocusOptions: f, lines: l, outline: outlineOf(content, source, stopped)}
 	if r.outline == nil {
 		return nil, ctx.Err()
 	}
-	w := readWording(l, goal, stopped)
+	w := readWording(content, goal, stopped)
 	if w == nil {
 		return nil, ctx.Err()
 	}
-	sheet, err := readFeatures(ctx, l, r.outline, source, goal, w)
+	sheet, err := readFeatures(ctx, content, r.outline, source, goal, w)
 	if err != nil {
 		return nil, err
 	}

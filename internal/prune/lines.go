@@ -2,6 +2,7 @@ package prune
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -43,6 +44,17 @@ func (l lines) line(i int) string {
 		return strings.TrimSuffix(rest, "\r")
 	}
 	return strings.TrimSuffix(line, "\r")
+}
+
+// withoutMark returns the lines without a byte order mark at the beginning, to examine what the
+// first line says.
+func (l lines) withoutMark() lines {
+	const mark = "\ufeff"
+	if strings.HasPrefix(l.text, mark) {
+		l.starts = slices.Clone(l.starts)
+		l.starts[0] = len(mark)
+	}
+	return l
 }
 
 // lower returns the lines in lower case, all ending with LF.

@@ -297,8 +297,8 @@ func (p *pruning) recovers() error {
 
 func (p *pruning) obeysDirectives() error {
 	inside := false
-	for i, line := range p.whole {
-		directive := strings.TrimSpace(line)
+	for i := range p.whole {
+		directive := p.trimmed(i)
 		inside = inside || directive == "⟦NO_PRUNE_BEGIN⟧"
 		if inside && p.removed[i] {
 			return fmt.Errorf("line %d is removed", i+1)
@@ -330,10 +330,10 @@ func (p *pruning) keepsFencesWhole() error {
 	if p.Source != Docs {
 		return nil
 	}
-	o := outlineOf(split(p.Text), Docs, never)
+	o := outlineOf(split(p.Text).withoutMark(), Docs, never)
 	open, kept := "", false
 	for i, line := range p.whole {
-		text := strings.TrimSpace(line)
+		text := p.trimmed(i)
 		if open == "" {
 			m := fenceBegins.FindStringSubmatch(text)
 			if m != nil && o.indent[i] <= maxFenceIndent && !o.is(i, heading) { // tildes also underline titles
@@ -349,6 +349,15 @@ func (p *pruning) keepsFencesWhole() error {
 		}
 	}
 	return nil
+}
+
+// trimmed returns line i without white space around it and without a byte order mark of the text.
+func (p *pruning) trimmed(i int) string {
+	line := p.whole[i]
+	if i == 0 {
+		line = strings.TrimPrefix(line, "\ufeff")
+	}
+	return strings.TrimSpace(line)
 }
 
 // wholeLines returns the lines of a text with their line ends, independently of split.
@@ -454,6 +463,9 @@ func randomText(random *rand.Rand) string {
 	}
 	ends := pick(random, [][]string{{"\n"}, {"\n"}, {"\r\n"}, {"\r"}, {"\n", "\r\n", "\r"}})
 	var b strings.Builder
+	if random.IntN(10) == 0 {
+		b.WriteString("\ufeff")
+	}
 	for i := range n {
 		b.WriteString(pick(random, kindsOfLine[pick(random, kinds)]))
 		if random.IntN(4) == 0 {

@@ -168,7 +168,8 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 		return nil, errTooLarge
 	}
 	costs := l.tokens()
-	o := outlineOf(l, r.Source, func() bool { return ctx.Err() != nil })
+	content := l.withoutMark()
+	o := outlineOf(content, r.Source, func() bool { return ctx.Err() != nil })
 	if o == nil {
 		return nil, ctx.Err()
 	}
@@ -176,9 +177,9 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	var units []unit
 	var err error
 	if r.Scores != nil {
-		units, kept, err = r.chooseScored(ctx, l, o, costs, removable)
+		units, kept, err = r.chooseScored(ctx, content, o, costs, removable)
 	} else {
-		units, kept, err = r.chooseEstimated(ctx, l, o, costs, removable)
+		units, kept, err = r.chooseEstimated(ctx, content, o, costs, removable)
 	}
 	if err != nil {
 		return nil, err

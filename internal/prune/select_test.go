@@ -488,6 +488,36 @@ func TestHeadingsOfDocsAreKept(t *testing.T) { // P37
 	}
 }
 
+// Some editors write a byte order mark at the beginning of a file.
+func TestAByteOrderMarkDoesNotHideTheFirstLine(t *testing.T) { // P37, P38
+	const mark = "\ufeff"
+	for _, test := range []struct {
+		name   string
+		source Source
+		others map[int]string
+	}{
+		{"a directive", Logs, map[int]string{1: noPruneBegin, 20: noPruneEnd}},
+		{"a fence", Docs, map[int]string{1: "```", 30: "```"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := with(600, "    total = total + %d", test.others)
+			want := keptLines(Prune(t.Context(), request(test.source, text, "zzzz")))
+			r := request(test.source, mark+text, "zzzz")
+			got := Prune(t.Context(), r)
+			if err := broken(t, r); err != nil || !slices.Equal(keptLines(got), want) {
+				t.Errorf("%v, %d lines removed, want the lines removed without the mark", err, got.Stats.PrunedLines)
+			}
+			f := FocusOptions{Goal: "zzzz", MaxChars: 4000}
+			short, _, _ := Focus(t.Context(), text, f)
+			f.MaxChars++
+			marked, _, _ := Focus(t.Context(), mark+text, f)
+			if strings.Replace(marked, mark, "", 1) != short {
+				t.Errorf("focused to\n%.200s\nwant, as without the mark,\n%.200s", marked, short)
+			}
+		})
+	}
+}
+
 func TestFencedBlocksStayOrGoAsAWhole(t *testing.T) { // P37
 	for _, fence := range []struct{ name, open, close string }{
 		{"backticks", "```go", "```"}, {"tildes", "~~~", "~~~"}, {"four backticks", "````", "````"},
