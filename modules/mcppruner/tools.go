@@ -30,9 +30,9 @@ const pruneTool = `{"name":"prune_text",` +
 	`focus⟧: lines 120 to 154 of the original, 35 of them, and why. If you need them after all, call recover_text ` +
 	`with that prune_id and those lines.\n` +
 	`- goal_hint: what you are looking for, in words that occur in the text if you know them, such as names of ` +
-	`functions and errors. Lines that contain them are kept.\n` +
-	`- source_type: code keeps imports and definitions, logs keeps errors and what is around them, docs keeps ` +
-	`headings.\n` +
+	`functions and errors. Lines that contain them are all kept if they are few, and preferred if they are many.\n` +
+	`- source_type: logs keeps errors. As long as they are few, code also keeps imports and definitions, logs the ` +
+	`lines around errors, docs headings.\n` +
 	`- options.max_prune_ratio: how much may be left out at most, 0.5 to 0.9.\n` +
 	`- options.min_keep_lines: how many lines are kept at least, such as 20.\n` +
 	`- options.timeout_ms: such as 1500. If pruning takes longer, the text is returned unchanged.\n` +
