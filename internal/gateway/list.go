@@ -247,7 +247,8 @@ type builder struct {
 	fresh  catalog.Freshness
 	ttls   []time.Duration // of the pages
 	cursor string
-	items  int // items of the server, including hidden ones
+	last   bool // the page has no cursor
+	items  int  // items of the server, including hidden ones
 }
 
 // add adds a page.
@@ -256,6 +257,8 @@ func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
 		return jsonrpc.InvalidResponse(b.server.Name)
 	}
 	b.cursor = page.Cursor
+	// Legacy servers may mean the end by an empty cursor. Since 2026-07-28 it is like any other.
+	b.last = !page.HasCursor || page.Cursor == "" && b.era == mcp.Legacy
 	if page.TTL >= 0 {
 		b.ttls = append(b.ttls, page.TTL)
 	}
@@ -545,7 +548,7 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 		switch {
 		case b.joined.Len() > maxListing || b.explain.full():
 			return nil, catalog.Freshness{}, streamable.TooLarge(l.serverName, maxListing)
-		case b.cursor == "", cursors[b.cursor]: // a repeated cursor ends the list
+		case b.last, cursors[b.cursor]: // a repeated cursor ends the list
 			if session.Era == mcp.Legacy && session.Can&mcp.ListKinds[q.kind].Changes == 0 {
 				b.fresh.Until = time.Now().Add(catalog.UnchangedTime)
 			}
@@ -561,7 +564,9 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 		cursors[b.cursor] = true
 		params = slices.Concat([]byte(`{"cursor":`), jsonrpc.Quote(b.cursor), []byte("}"))
 	}
-	return nil, catalog.Freshness{}, jsonrpc.InvalidResponse(l.serverName)
+	failure := jsonrpc.ResponseTooLarge(l.serverName)
+	failure.Message += ": more than " + strconv.Itoa(maxPages) + " pages"
+	return nil, catalog.Freshness{}, failure
 }
 
 // requestPage requests one page and adds it.

@@ -165,6 +165,28 @@ func TestRepeatedCursors(t *testing.T) {
 	}
 }
 
+// Since 2026-07-28 an empty cursor is like any other. Older servers may mean the end of the list.
+func TestEmptyCursorsOfServers(t *testing.T) { // A21
+	both(t, nil, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
+			const complete = `,"resultType":"complete","ttlMs":0,"cacheScope":"private"`
+			if a.message.Has(jsonrpc.Cursor) {
+				a.reply(w, `{"tools":[{"name":"y"}]`+complete+`}`)
+				return
+			}
+			a.reply(w, `{"tools":[{"name":"x"}],"nextCursor":""`+complete+`}`)
+		})}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
+		want := []string{"a::x"}
+		if peers[0].eras[mcp.Modern] {
+			want = append(want, "a::y")
+		}
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
 // Reading a list that never ends stops with the timeout.
 func TestServersWhoseListsNeverEnd(t *testing.T) {
 	a := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {

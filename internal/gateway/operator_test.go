@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
@@ -380,6 +381,20 @@ func TestExplanationHasALimit(t *testing.T) {
 	g := newGateway(t, rulesForAll("deny *"), p)
 	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(access.Anonymous)
 	if failure := lists[0].Failure; failure == nil || failure.Cause != jsonrpc.CauseTooLarge || page != maxListing>>20 {
+		t.Errorf("got %+v after %d pages", failure, page)
+	}
+}
+
+func TestAListWithTooManyPages(t *testing.T) {
+	page := 0
+	p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
+		page++
+		a.reply(w, fmt.Sprintf(`{"tools":[{"name":"x%d"}],"nextCursor":"%d"}`, page, page))
+	})
+	g := newBareGateway(joinWithin(time.Hour), p)
+	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(access.Anonymous)
+	if failure := lists[0].Failure; failure == nil || failure.Cause != jsonrpc.CauseTooLarge ||
+		!strings.HasSuffix(failure.Message, "more than 10000 pages") || page != maxPages {
 		t.Errorf("got %+v after %d pages", failure, page)
 	}
 }

@@ -31,9 +31,10 @@ const (
 // combined with edits of its fields.
 type List struct {
 	jsonrpc.Message
-	Items  []Item        // in order; none of lists that are not arrays
-	Cursor string        // cursor of the next page; empty for none
-	TTL    time.Duration // how long the list is valid; negative if unknown
+	Items     []Item        // in order; none of lists that are not arrays
+	Cursor    string        // cursor of the next page
+	HasCursor bool          // there is a cursor, which may be empty
+	TTL       time.Duration // how long the list is valid; negative if unknown
 
 	lists  [ListKindCount]jsonspan.Value
 	folded bool // has a name that equals one of a list except for case
@@ -80,7 +81,7 @@ func (l *List) Read(data []byte) *jsonrpc.Failure {
 	failure, err := l.ReadWith(data, listPaths, func(path int, v jsonspan.Value) {
 		switch kind := ListKind(path / 3); {
 		case path == cursorPath:
-			l.Cursor = text(v)
+			l.Cursor, l.HasCursor = text(v), v.Kind == jsonspan.String
 		case path == ttlPath:
 			if ms, err := strconv.ParseInt(string(data[v.Start:v.End]), 10, 32); err == nil && ms >= 0 {
 				l.TTL = time.Duration(ms) * time.Millisecond
