@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -250,10 +251,10 @@ func (c builtinCall) recover() *jsonrpc.Failure {
 // searchTools answers search_tools.
 func (c builtinCall) searchTools() *jsonrpc.Failure {
 	var p struct {
-		Query string `json:"query"`
-		Limit int    `json:"limit"`
+		Query string  `json:"query"`
+		Limit float64 `json:"limit"` // 5.0 is a whole number, too
 	}
-	if !c.arguments(&p) {
+	if !c.arguments(&p) || p.Limit != math.Trunc(p.Limit) {
 		return c.answerText("query must be a string and limit a whole number.", true)
 	}
 	all, _ := lister{c.aggregateRequest, mcp.Tools}.all(always)
@@ -261,7 +262,7 @@ func (c builtinCall) searchTools() *jsonrpc.Failure {
 	for _, list := range all {
 		total += len(list.Names)
 	}
-	hits := c.g.index.forLists(all).Search(p.Query, p.Limit)
+	hits := c.g.index.forLists(all).Search(p.Query, int(max(0, min(p.Limit, math.MaxInt32))))
 	if len(hits) == 0 {
 		return c.answerText(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
 	}
@@ -304,12 +305,15 @@ func (c builtinCall) callNamedTool() *jsonrpc.Failure {
 	if !c.arguments(&p) || p.Name == "" {
 		return c.answerUnknown("name must be the name of a tool, and arguments an object.")
 	}
+	switch arguments := string(p.Arguments); {
+	case arguments == "" || arguments == "null": // models like to fill in everything
+		p.Arguments = json.RawMessage("{}")
+	case arguments[0] != '{':
+		return c.answerUnknown("arguments must be an object.")
+	}
 	s, name, failure := c.locateNamed(p.Name, mcp.Tools)
 	if failure != nil {
 		return c.answerUnknown("Unknown tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
-	}
-	if p.Arguments == nil {
-		p.Arguments = json.RawMessage("{}")
 	}
 	c.name, c.Tool, c.viaCallTool = name, mcp.Shortened(name), true
 	return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
@@ -318,7 +322,7 @@ func (c builtinCall) callNamedTool() *jsonrpc.Failure {
 	})
 }
 
-// answerUnknown answers call_tool if it does not name a known tool.
+// answerUnknown answers a call_tool that names no known tool, or has invalid arguments.
 func (c builtinCall) answerUnknown(why string) *jsonrpc.Failure {
 	if failure := c.Admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure

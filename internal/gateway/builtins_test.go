@@ -80,6 +80,10 @@ func TestDiscovery(t *testing.T) {
 			strings.Contains(text, "delete_mail") {
 			t.Errorf("got %s", text)
 		}
+		s = u.use("search_tools", `{"query":"city letter","limit":1.0}`)
+		if text, isError := s.text(); isError || text == "" || strings.Contains(text, "\n") {
+			t.Errorf("got %s, want one tool", text)
+		}
 		s = u.use("search_tools", `{"query":"zebra"}`)
 		if text, isError := s.text(); isError || !strings.Contains(text, "None") {
 			t.Errorf("got %s", text)
@@ -89,9 +93,10 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("got %s", text)
 		}
 		for tool, arguments := range map[string][]string{
-			"search_tools":  {`{"query":1}`, `[]`, `{"query":"x","limit":"y"}`},
+			"search_tools":  {`{"query":1}`, `[]`, `{"query":"x","limit":"y"}`, `{"query":"x","limit":1.5}`},
 			"describe_tool": {`{}`, `{"name":1}`, `{"name":"a::no"}`, `{"name":"b::delete_mail"}`, `{"name":"search_tools"}`},
-			"call_tool":     {`{}`, `{"name":1}`, `{"name":"no"}`, `{"name":"c::x"}`, `{"name":"b::delete_mail"}`, `[]`},
+			"call_tool": {`{}`, `{"name":1}`, `{"name":"no"}`, `{"name":"c::x"}`, `{"name":"b::delete_mail"}`, `[]`,
+				`{"name":"a::copy_file","arguments":"{}"}`, `{"name":"a::copy_file","arguments":[]}`},
 		} {
 			for _, a := range arguments {
 				s := u.use(tool, a)
@@ -100,8 +105,8 @@ func TestDiscovery(t *testing.T) {
 				}
 			}
 		}
-		if n := peers[1].count("tools/call"); n != 0 {
-			t.Errorf("%d calls reached the server", n)
+		if n := peers[0].count("tools/call") + peers[1].count("tools/call"); n != 0 {
+			t.Errorf("%d calls reached the servers", n)
 		}
 		s = u.use("call_tool", `{"name":"a::get_weather","arguments":{`+oddJSON+`}}`)
 		if text, _ := s.text(); text != "a" {
@@ -112,10 +117,12 @@ func TestDiscovery(t *testing.T) {
 			string(call.message.Literal(jsonrpc.Arguments)) != `{`+oddJSON+`}` {
 			t.Errorf("got %s", call.body)
 		}
-		u.use("call_tool", `{"name":"a::copy_file"}`)
-		if call := peers[0].waitFor(t, "tools/call", 2); call.message.Text(jsonrpc.Name) != "copy_file" ||
-			string(call.message.Literal(jsonrpc.Arguments)) != `{}` {
-			t.Errorf("got %s", call.body)
+		for i, a := range []string{`{"name":"a::copy_file"}`, `{"name":"a::copy_file","arguments":null}`} {
+			u.use("call_tool", a)
+			if call := peers[0].waitFor(t, "tools/call", 2+i); call.message.Text(jsonrpc.Name) != "copy_file" ||
+				string(call.message.Literal(jsonrpc.Arguments)) != `{}` {
+				t.Errorf("%s: got %s", a, call.body)
+			}
 		}
 		// Tools can be called directly by name.
 		if s := u.call("b::send_mail"); s.code() != 0 {
