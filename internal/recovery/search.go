@@ -103,9 +103,12 @@ func (s *search) run(from, to int) (next int) {
 	return -1
 }
 
-// match returns the start and end of the first match between two offsets of a line, or nil.
+// match returns the start and end of the first match between two offsets of a line, or nil. A
+// carriage return at the end of the line is part of the line end: $ matches before it.
 func (s *search) match(l line, at, end int) []int {
-	if at == end && l.start < l.end {
+	lineEnd := l.start + len(strings.TrimSuffix(s.text[l.start:l.end], "\r"))
+	end = min(end, lineEnd)
+	if at > end || at == end && l.start < lineEnd {
 		return nil // the range contains only the end of the line
 	}
 	s.stepsLeft -= s.steps * (end - at)
