@@ -55,6 +55,7 @@ func TestCut(t *testing.T) {
 			"id=obs_1"}},
 		{"bare JSON", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1", Bare: true}, records(300), JSON,
 			[]string{"payment declined by the bank"}},
+		{"JSON after a byte order mark", Cutter{MaxChars: 500}, "\ufeff" + records(300), JSON, []string{`{"id":0,`}},
 		{"lines are not cut without a goal", Cutter{MaxChars: 1000}, log(500), Uncut, nil},
 		{"a single line is not cut", Cutter{Goal: goal, MaxChars: 100}, strings.Repeat("a", 5000), Uncut, nil},
 	} {

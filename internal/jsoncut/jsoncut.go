@@ -49,9 +49,13 @@ type Cutter struct {
 // each byte becomes the three bytes of U+FFFD.
 const maxText = 1 << 30
 
+// byteOrderMark may precede a text. It is left out.
+var byteOrderMark = []byte("\ufeff")
+
 // Cut returns text cut to MaxChars. A text that fits is only made compact. Cut reports
 // false if text is not a single JSON object or array, or if it cannot be cut to the limit.
 func (c Cutter) Cut(text []byte) (short []byte, ok bool) {
+	text = bytes.TrimPrefix(text, byteOrderMark)
 	if !looksJSON(text) || len(text) > maxText {
 		return nil, false
 	}
@@ -105,6 +109,7 @@ func (w *work) fill(root value) (best []byte) {
 // IsJSON reports whether text is a single JSON object or array. It rejects most other
 // texts by their first and last characters.
 func IsJSON(text []byte) bool {
+	text = bytes.TrimPrefix(text, byteOrderMark)
 	if !looksJSON(text) {
 		return false
 	}

@@ -75,9 +75,10 @@ func (r Reader) clip(text string) string {
 	return text[:advance(text, r.MaxChars)]
 }
 
-// decodeJSON returns the value of a text, or the list of values if there are several.
+// decodeJSON returns the value of a text, or the list of values if there are several. The text may
+// begin with a byte order mark.
 func decodeJSON(text string) (value any, values int, err error) {
-	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder := json.NewDecoder(strings.NewReader(strings.TrimPrefix(text, "\ufeff")))
 	decoder.UseNumber()
 	var all []any
 	for {

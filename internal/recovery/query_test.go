@@ -35,6 +35,7 @@ func TestQuery(t *testing.T) {
 		{"regular expressions", shop, `[.items[].state | test("^O"; "i")]`, 0, "[true,false,true]", "[results: 1]"},
 		{"the whole value", `[1, {"b":2,"a":1}]`, `.`, 0, `[1,{"a":1,"b":2}]`, "[results: 1]"},
 		{"JSON lines", `{"n":1}` + "\n" + `{"n":2}` + "\n", `map(.n) | add`, 0, "3", "[results: 1]"},
+		{"after a byte order mark", "\ufeff" + shop, `.next`, 0, "null", "[results: 1]"},
 		{"no results", shop, `.items[] | select(.id > 9)`, 0,
 			`[no results; the original is an object with the keys "body", "items", "next", "é"]`, ""},
 		{"no results from a list", `[{"a":1},{}]`, `empty`, 0,
