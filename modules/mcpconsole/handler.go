@@ -26,6 +26,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
@@ -112,15 +113,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.admission.setDefaults()
 	}
 	h.stopping, h.stop = context.WithCancel(context.Background())
+	h.mux = h.newMux()
+	if replaceable.Is(ctx) {
+		return nil // the gateway that loaded it ends the streams
+	}
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
 	}
-	if err := app.(*caddyevents.App).On("stopping", lifecycle{h.stop}); err != nil {
-		return err
-	}
-	h.mux = h.newMux()
-	return nil
+	return app.(*caddyevents.App).On("stopping", lifecycle{h.stop})
 }
 
 var (

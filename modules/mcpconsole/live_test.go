@@ -12,9 +12,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
 // setChanges makes the test page return changes until the test ends.
@@ -115,6 +118,31 @@ func TestStreamEndsWithTheConfiguration(t *testing.T) {
 		t.Fatal("no stream after a reload")
 	}
 	await.Until(t, "the end of the first stream", func() bool { return ended.Load() == 1 })
+}
+
+// A console in the routes of a server can be loaded while the configuration runs: a gateway with
+// servers_from loads its servers again when a file changes.
+func TestConsoleOfAServer(t *testing.T) {
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	app, err := ctx.App("events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := app.(*caddyevents.App).Start(); err != nil { // no subscriptions from now on
+		t.Fatal(err)
+	}
+	inner, end := replaceable.NewContext(ctx)
+	defer end()
+	module, err := inner.LoadModuleByID("http.handlers.mcp_console", []byte("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w := respond(t, module.(*Handler), newRequest(http.MethodGet, "/console/test/page"), ""); w.Code != http.StatusOK {
+		t.Errorf("got %d %s", w.Code, w.Body)
+	}
 }
 
 // The number of streams is limited. A stream that ends makes room for another.
