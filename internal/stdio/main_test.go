@@ -117,6 +117,8 @@ type testPool struct {
 	restarts int
 	noise    int
 	dropped  int
+
+	notStarted int
 }
 
 func (p *testPool) Started(_ string, pid int, restart bool) {
@@ -127,6 +129,7 @@ func (p *testPool) Started(_ string, pid int, restart bool) {
 		}
 	})
 }
+func (p *testPool) NotStarted(string) { p.note(func() { p.notStarted++ }) }
 func (p *testPool) Exited(_ string, pid int, _ error) {
 	if p.onExit != nil {
 		p.onExit()

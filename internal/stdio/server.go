@@ -228,6 +228,7 @@ func (a *startAttempt) try() (_ *child, restart bool) {
 		s.mu.Unlock()
 		if !errors.Is(err, errLegacyOnly) && !s.isStopping() {
 			s.log().Log(level, "MCP server not started", zap.Error(err))
+			s.pool.observe.NotStarted(s.name)
 		}
 		return nil, false
 	}

@@ -361,6 +361,7 @@ func TestCheckStarted(t *testing.T) { // A36
 			t.Errorf("got %t, %v", asked, err)
 		}
 		equal(t, "attempts", p.logs.FilterMessage("MCP server not started").Len(), 2)
+		equal(t, "failures reported", p.notStarted, 2)
 	})
 }
 

@@ -165,6 +165,9 @@ func (p *pool) Started(server string, pid int, restart bool) {
 	p.emit("mcp_server_started", map[string]any{"server": server, "pid": pid, "restart": restart})
 }
 
+// NotStarted implements stdio.Observer. A server that never starts is in the metric, too.
+func (p *pool) NotStarted(server string) { running.count(server, 0) }
+
 // Exited implements stdio.Observer.
 func (p *pool) Exited(server string, pid int, err error) {
 	running.count(server, -1)

@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
@@ -391,6 +392,36 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 	if _, err := other.Pool().CheckStarted(ctx, "alpha:1"); err == nil {
 		t.Error("a canceled check succeeds")
 	}
+}
+
+// A server that cannot be started is in the metric as down.
+func TestGaugeOfAServerThatNeverStarts(t *testing.T) { // A52
+	transport := provision(t, `,"command":["/no/such/command"]`)
+	defer transport.Cleanup()
+	if err := transport.Pool().Start(t.Context(), "never:1"); err == nil {
+		t.Fatal("the server starts")
+	}
+	if got, known := gauges(t)["never"]; !known || got != 0 {
+		t.Errorf("got %v, known: %t", got, known)
+	}
+}
+
+// gauges returns the numbers of running children by server.
+func gauges(t *testing.T) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(Healthy())
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			all[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+		}
+	}
+	return all
 }
 
 func TestStart(t *testing.T) {
