@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -223,7 +224,7 @@ func (c *adminCall) showMetrics() (int, any, error) {
 		Totals:   map[string]float64{"requests": 0, "errors": 0, "denied": 0, "restarts": 0, "masked_chars": 0},
 		Requests: []requestCount{}, Metrics: []metric{},
 	}
-	families, err := ctx.GetMetricsRegistry().Gather()
+	families, err := replaceable.Registry(ctx).Gather()
 	if err != nil {
 		return 0, nil, err
 	}

@@ -151,6 +151,17 @@ func TestServersOfFiles(t *testing.T) {
 	l.has("own")
 }
 
+// The handler that serves requests has a registry of its own, which nothing fills.
+func TestMetricsOfServersOfFiles(t *testing.T) {
+	server := newRecordingServer(t, nil)
+	l := startLive(t, fileOf("a", server.address), "")
+	serve(t, l.Handler, newPost("/api/mcp-gateway/a/rpc", aCall))
+	got, err := RequestAdmin[metricsStatus](t.Context(), AdminRequest{Path: "/metrics"})
+	if err != nil || got.Totals["requests"] == 0 || len(got.Metrics) == 0 {
+		t.Errorf("got %+v, %v", got.Totals, err)
+	}
+}
+
 func TestErrorsInFilesOfServers(t *testing.T) {
 	good := fileOf("a", "127.0.0.1:1")
 	for _, tt := range []struct {
