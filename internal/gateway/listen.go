@@ -115,10 +115,18 @@ func (i *interests) kinds() (kinds []mcp.ListKind) {
 // resolve finds the servers of the resources and tasks. It drops those that the client may not use.
 func (i *interests) resolve(req *aggregateRequest) {
 	i.serverURIs, i.shownURIs, i.serverTasks = map[string][]string{}, map[string]string{}, map[string][]string{}
+	asked := map[*upstream.Server][]string{}
 	for _, shown := range i.Tasks {
 		s, id := req.g.names.task(shown)
-		if s != nil && req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name) && req.g.tasks.Has(&req.Caller, s, id) {
-			i.serverTasks[s.Name] = append(i.serverTasks[s.Name], id)
+		if s != nil && req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name) {
+			asked[s] = append(asked[s], id)
+		}
+	}
+	for s, ids := range asked {
+		for n, has := range req.g.tasks.HasEach(&req.Caller, s, ids) {
+			if has {
+				i.serverTasks[s.Name] = append(i.serverTasks[s.Name], ids[n])
+			}
 		}
 	}
 	search := ownerSearch{aggregateRequest: req}

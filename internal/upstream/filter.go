@@ -193,7 +193,8 @@ type ListFilter struct {
 	mayHide bool // some items may be hidden
 	Done    bool // the exchange of the list has filtered it
 
-	notes *ToolNotes // cache of annotations; nil if no rule depends on them
+	notes *ToolNotes      // cache of annotations; nil if no rule depends on them
+	tasks map[string]bool // tasks of the list that the client may use
 }
 
 // NewListFilter returns a filter for a list requested with these headers.
@@ -212,7 +213,24 @@ func (f *ListFilter) Read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 	if failure == nil && f.mayHide {
 		failure = l.CheckDecisive()
 	}
+	if failure == nil && l.HasList(mcp.Tasks) && !f.Done {
+		f.findTasks(l)
+	}
 	return failure
+}
+
+// findTasks finds out which tasks of a list the client may use.
+func (f *ListFilter) findTasks(l *mcp.List) {
+	var ids []string
+	for _, item := range l.Items {
+		if item.Kind == mcp.Tasks {
+			ids = append(ids, item.Name)
+		}
+	}
+	f.tasks = make(map[string]bool, len(ids))
+	for i, has := range f.shared.Tasks.HasEach(f.Caller, f.server, ids) {
+		f.tasks[ids[i]] = has
+	}
 }
 
 // shows reports whether the client sees an item.
@@ -221,7 +239,7 @@ func (f *ListFilter) shows(item *mcp.Item) bool { return f.Caller.IsShown(f.Deci
 // Decide decides whether the client sees an item. A call of the item gets the same decision.
 func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 	switch {
-	case f.Done, item.Kind == mcp.Tasks && f.shared.Tasks.Has(f.Caller, f.server, item.Name):
+	case f.Done, item.Kind == mcp.Tasks && f.tasks[item.Name]:
 		return acl.Decision{Action: acl.Allow}
 	case item.Kind == mcp.Tasks:
 		return acl.Decision{}

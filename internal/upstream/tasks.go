@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -57,6 +58,8 @@ const (
 	shareTime = time.Hour
 	// maxListed is how many tasks a message can name. Each may be looked up in the shared store.
 	maxListed = 1_000
+	// lookupsAtOnce is how many tasks of a message are looked up at a time.
+	lookupsAtOnce = 16
 )
 
 var tasksQuota = quota.NewKind("tasks")
@@ -146,13 +149,36 @@ func (t *Tasks) get(key taskKey) (found task, known bool, err error) {
 // Has reports whether a client may use a task of a server: the client must be its owner, or neither
 // has an identity.
 func (t *Tasks) Has(c *access.Caller, s *Server, id string) bool {
-	found, known, err := t.get(taskKey{s.Name, id})
-	if !known {
-		return err == nil && c.Identity == "" // tasks of unidentified clients are not bound
+	return t.HasEach(c, s, []string{id})[0]
+}
+
+// HasEach is Has for several tasks. It looks up [lookupsAtOnce] of them at a time.
+func (t *Tasks) HasEach(c *access.Caller, s *Server, ids []string) (has []bool) {
+	type lookup struct {
+		task
+		known bool
+		err   error
 	}
-	owner := *c
-	owner.Annotations = found.annotations
-	return found.identity == c.Identity && owner.Allows(found.target)
+	for some := range slices.Chunk(ids, lookupsAtOnce) {
+		found := make([]lookup, len(some))
+		get := func(i int) { found[i].task, found[i].known, found[i].err = t.get(taskKey{s.Name, some[i]}) }
+		var others sync.WaitGroup
+		for i := range some[1:] {
+			others.Go(func() { get(i + 1) })
+		}
+		get(0)
+		others.Wait()
+		for _, f := range found {
+			if !f.known {
+				has = append(has, f.err == nil && c.Identity == "") // tasks of unidentified clients are not bound
+				continue
+			}
+			owner := *c
+			owner.Annotations = f.annotations
+			has = append(has, f.identity == c.Identity && owner.Allows(f.target))
+		}
+	}
+	return has
 }
 
 // check refuses a message to a server that names a task of another client.
@@ -171,8 +197,8 @@ func (t *Tasks) check(c *access.Caller, s *Server, p *PostedMessage) *jsonrpc.Fa
 		}
 		ids = listed
 	}
-	for _, id := range ids {
-		if !t.Has(c, s, id) {
+	for some := range slices.Chunk(ids, lookupsAtOnce) { // a wrong id ends the search
+		if slices.Contains(t.HasEach(c, s, some), false) {
 			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").WithStatusOK()
 		}
 	}

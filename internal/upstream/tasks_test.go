@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -124,6 +125,49 @@ func TestTasksOfOtherReplicasAreLimited(t *testing.T) {
 			t.Errorf("%s is known: %t, %v", id, known, err)
 		}
 	}
+}
+
+// A slowEngine takes a second for each value.
+type slowEngine struct{ *replicastest.Engine }
+
+func (e slowEngine) Get(ctx context.Context, keys ...string) ([][]byte, error) {
+	time.Sleep(time.Second)
+	return e.Engine.Get(ctx, keys...)
+}
+
+// Unknown tasks of a list are not looked up one after the other.
+func TestTasksOfAListAreLookedUpAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a := NewTasks(replicastest.Replica(t, engine).Space("gateway"))
+		defer a.Close()
+		b := NewTasks(replicastest.Replica(t, slowEngine{engine}).Space("gateway"))
+		defer b.Close()
+		ann := &access.Caller{Identity: "ann"}
+		answer := `{"jsonrpc":"2.0","id":1,"result":{"tasks":[{"taskId":"0"}`
+		for i := range 100 {
+			identity := "ann"
+			if i%2 == 1 {
+				identity = "bob"
+			}
+			a.add(taskKey{"a", fmt.Sprint(i)}, task{identity: identity, target: mcp.Target{Server: "a", Kind: mcp.Other}})
+			answer += fmt.Sprintf(`,{"taskId":"%d"}`, i)
+		}
+		f := NewListFilter(&Shared{Tasks: b}, &Server{Name: "a"}, ann, nil)
+		began, shown := time.Now(), 0
+		var list mcp.List
+		if failure := f.Read(&list, []byte(answer+"]}}")); failure != nil {
+			t.Fatal(failure)
+		}
+		for i := range list.Items {
+			if f.shows(&list.Items[i]) {
+				shown++
+			}
+		}
+		if took := time.Since(began); shown != 51 || took > 10*time.Second {
+			t.Errorf("%d tasks are shown after %v", shown, took)
+		}
+	})
 }
 
 // Unknown tasks are looked up in the shared store, so one message can name only so many.
