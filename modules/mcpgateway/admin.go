@@ -329,15 +329,16 @@ func (c *adminCall) gateways() (found []adminGateway, err error) {
 	return found, nil
 }
 
-// gatewayName returns the name of the requested gateway, "" if none is requested. Records of calls
-// have only names, and may be those of gateways of an earlier configuration.
-func (c *adminCall) gatewayName() string {
+// records returns whether a record of a gateway with this name is requested. Records of calls have
+// only names, and may be those of gateways of an earlier configuration.
+func (c *adminCall) records() func(gateway string) bool {
+	names := []string{c.gateway}
 	for _, h := range registry.current() {
 		if c.gateway == h.MCPPath {
-			return h.Name
+			names = append(names, h.Name)
 		}
 	}
-	return c.gateway
+	return func(gateway string) bool { return c.gateway == "" || slices.Contains(names, gateway) }
 }
 
 // oneGateway returns the only requested gateway for which has returns true. what is the thing to

@@ -75,13 +75,13 @@ func (c *adminCall) savings() (int, any, error) {
 		return 0, nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()
-	gateway := c.gatewayName()
+	requested := c.records()
 	all := adminapi.Savings{
 		Since: activity.Process.Began.UTC(), Tools: []adminapi.ToolSaving{}, Days: []adminapi.DaySaving{}, Price: price,
 	}
 	var total activity.Sums
 	for _, tool := range tools {
-		if gateway == "" || gateway == tool.Gateway {
+		if requested(tool.Gateway) {
 			all.Tools = append(all.Tools, adminapi.ToolSaving{Tool: tool.Tool, Saving: newSaving(tool.Sums, price)})
 			total.Add(&tool.Sums)
 		}
@@ -131,10 +131,10 @@ func (c *adminCall) listCalls() (int, any, error) {
 		wanted := query.Get(filter)
 		return wanted == "" || wanted == value
 	}
-	gateway := c.gatewayName()
+	requested := c.records()
 	calls := activity.Process.Calls(after, int(limit), func(call *activity.Call) bool {
 		outcome := query.Get("outcome")
-		return (gateway == "" || gateway == call.Gateway) && fits("client", call.Client) &&
+		return requested(call.Gateway) && fits("client", call.Client) &&
 			fits("server", call.Server) && fits("tool", call.Name) &&
 			(outcome == "" || outcome == call.Outcome || outcome == "failed" && call.Failed())
 	})

@@ -118,6 +118,33 @@ func TestAdminCalls(t *testing.T) {
 	}
 }
 
+// A path selects the calls of all gateways with this path, and only these.
+func TestAdminCallsOfAPath(t *testing.T) {
+	all := activity.Process
+	activity.Process = activity.NewLog()
+	defer func() { activity.Process = all }()
+	config := func(name, path string) string {
+		return fmt.Sprintf(`{"name":%q,"mcp_path":%q,"servers":[%s]}`, name, path,
+			serverOf("sample", `{"handler":"mcp_sample"}`))
+	}
+	a := newAdmin(t, config("", "/a"), config("b", "/b"), config("also b", "/b"))
+	for _, h := range registry.current() {
+		serve(t, h, newPost("/api/mcp-gateway/sample/rpc", aCall))
+	}
+	for query, want := range map[string][]string{
+		"?gateway=/a": {""}, "?gateway=b": {"b"}, "?gateway=/b": {"also b", "b"}, "": {"", "also b", "b"},
+	} {
+		names := []string{}
+		for _, call := range a.calls(query) {
+			names = append(names, call.Gateway)
+		}
+		slices.Sort(names)
+		if !slices.Equal(names, want) {
+			t.Errorf("%s: calls of %q, want %q", query, names, want)
+		}
+	}
+}
+
 func TestAdminCallsQueries(t *testing.T) {
 	a, h := newActivity(t, activeConfig(""))
 	ann, bob := agents(t, h, "ann")["/mcp"], agents(t, h, "bob")["/mcp"]
