@@ -33,8 +33,9 @@ func pageFixtures(text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	quoted, _ := json.Marshal(text)
 	three := 3
+	id := adminapi.GatewayID{Gateway: text, Path: text}
 	server := adminapi.ServerStatus{
-		Gateway: text, Path: text, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text,
+		GatewayID: id, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text,
 		State:     "unhealthy",
 		LastError: text, FailedAt: at, Tried: text, TriedPath: text, Since: at, Failures: 2, Restarts: 1, Sessions: 2,
 		Latency: &activity.Latency{Calls: 7, P50: 0.01, P95: 0.2, P99: 3}, Tools: &three, Prompts: &three, Resources: &three,
@@ -52,7 +53,7 @@ func pageFixtures(text string) map[*page]any {
 	}
 	lost := toolpin.Change{Tool: text, Seen: text, At: at, Lost: true, After: change.After}
 	tool := adminapi.ToolStatus{
-		Gateway: text, Path: text, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100,
+		GatewayID: id, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100,
 		Tokens:      30,
 		FocusTokens: 5, Clients: []string{text},
 	}
@@ -66,7 +67,7 @@ func pageFixtures(text string) map[*page]any {
 		"e": {string(quoted)}}
 	return map[*page]any{
 		&serversPage: newServersView([]adminapi.ServerStatus{server}, []adminapi.FileStatus{
-			{Gateway: text, Path: text, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text},
+			{GatewayID: id, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text},
 				Error: text},
 		}),
 		&serverPage: newServerView(&server, []adminapi.ToolChange{
@@ -74,7 +75,7 @@ func pageFixtures(text string) map[*page]any {
 		}, text),
 		&toolsPage: func() any {
 			view := newToolsView(&adminapi.ToolListing{Tools: []adminapi.ToolStatus{tool}, Failed: []adminapi.ToolFailure{
-				{Gateway: text, Path: text, Server: text, Code: text, Error: text},
+				{GatewayID: id, Server: text, Code: text, Error: text},
 			}}, toolFilter{Server: text, Gateway: text, Client: text})
 			view.Gateways, view.Clients, view.More = []string{text, text}, []string{text}, 1
 			return view
@@ -214,9 +215,10 @@ func TestChangesOfManyTools(t *testing.T) {
 
 func TestToolsFilter(t *testing.T) {
 	listing := &adminapi.ToolListing{Tools: []adminapi.ToolStatus{
-		{Gateway: "a", Server: "files", Name: "files__read", Title: "Read a File", Tokens: 30},
-		{Gateway: "a", Server: "search", Name: "search__find", Description: "Finds a FILE", Tokens: 70, FocusTokens: 5},
-		{Gateway: "b", Name: "recover_observation", Original: "x", Tokens: 20},
+		{GatewayID: adminapi.GatewayID{Gateway: "a"}, Server: "files", Name: "files__read", Title: "Read a File", Tokens: 30},
+		{GatewayID: adminapi.GatewayID{Gateway: "a"}, Server: "search", Name: "search__find",
+			Description: "Finds a FILE", Tokens: 70, FocusTokens: 5},
+		{GatewayID: adminapi.GatewayID{Gateway: "b"}, Name: "recover_observation", Original: "x", Tokens: 20},
 	}}
 	for _, tt := range []struct {
 		asked toolFilter

@@ -74,8 +74,10 @@ func fixtures(v *consoleRequest, text string) map[*page]any {
 				Since: at, Total: saving, Price: 3, Tools: []adminapi.ToolSaving{{Tool: tool, Saving: saving}},
 				Days: []adminapi.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
 			},
-			[]adminapi.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text},
-				{Name: "up", State: "healthy"}},
+			[]adminapi.ServerStatus{
+				{GatewayID: adminapi.GatewayID{Gateway: text}, Name: text, State: "unhealthy", LastError: text},
+				{Name: "up", State: "healthy"},
+			},
 			text, at),
 		&callsPage: &calls{
 			Rows: []row{callRow(v, call)}, Blank: callRow(v, new(activity.Call)), Any: true, Last: 7,

@@ -156,6 +156,10 @@ func listRoutes(*adminCall) (int, any, error) { return http.StatusOK, adminRoute
 // An adminGateway is a gateway for which the API reports and acts.
 type adminGateway struct{ *Handler }
 
+func (g adminGateway) id() adminapi.GatewayID {
+	return adminapi.GatewayID{Gateway: g.Name, Path: g.MCPPath}
+}
+
 // listOf returns a function that lists items of all requested gateways.
 func listOf[T any](items func(adminGateway) []T) adminFunc {
 	return func(c *adminCall) (int, any, error) {

@@ -26,8 +26,7 @@ import (
 func (g adminGateway) serverStatus(s *Server, sessions map[string]int) adminapi.ServerStatus {
 	state := s.healthState()
 	status := adminapi.ServerStatus{
-		Gateway:   g.Name,
-		Path:      g.MCPPath,
+		GatewayID: g.id(),
 		Name:      s.Name,
 		Aliases:   s.Aliases,
 		From:      s.file,
@@ -248,7 +247,7 @@ func (g adminGateway) connect(ctx context.Context, s *Server, timeout time.Durat
 	o.Patience = timeout
 	found := o.Check(s.Name)
 	check := adminapi.ServerCheck{
-		Gateway: g.Name, Path: g.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
+		GatewayID: g.id(), Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
 		Protocol: found.Protocol, Tools: len(found.Tools), Prompts: found.Prompts, Resources: found.Resources,
 		Templates: found.Templates, URL: s.server.URL,
 	}

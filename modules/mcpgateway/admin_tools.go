@@ -70,7 +70,7 @@ func (g adminGateway) addTools(l *adminapi.ToolListing, list *gateway.ToolList) 
 	}
 	if f := list.Failure; f != nil {
 		l.Failed = append(l.Failed, adminapi.ToolFailure{
-			Gateway: g.Name, Path: g.MCPPath, Server: list.Server, Code: f.Data.Symbol, Error: list.Reason,
+			GatewayID: g.id(), Server: list.Server, Code: f.Data.Symbol, Error: list.Reason,
 		})
 	}
 }
@@ -79,8 +79,7 @@ func (g adminGateway) addTools(l *adminapi.ToolListing, list *gateway.ToolList) 
 func (g adminGateway) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
 	count := tokens.Count(string(tool.Definition))
 	status := adminapi.ToolStatus{
-		Gateway: g.Name, Path: g.MCPPath, Server: server,
-		Name: tool.Name, Qualified: tool.Qualified, Original: tool.Original,
+		GatewayID: g.id(), Server: server, Name: tool.Name, Qualified: tool.Qualified, Original: tool.Original,
 		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
 		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
 	}
@@ -118,7 +117,7 @@ func titleAndDescription(definition []byte) (title, description string) {
 // itemDecision converts a decision on a tool, prompt, resource or template.
 func (g adminGateway) itemDecision(server string, e *gateway.Explanation) adminapi.ItemDecision {
 	return adminapi.ItemDecision{
-		Gateway: g.Name, Path: g.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
+		GatewayID: g.id(), Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
 		Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
 		Annotations: e.Annotations.String(),
 	}

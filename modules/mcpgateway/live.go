@@ -481,7 +481,7 @@ func (l *liveGateway) statuses() (all []adminapi.FileStatus) {
 	h := l.current.Load()
 	for _, f := range l.files {
 		status := adminapi.FileStatus{
-			Gateway: h.Name, Path: h.MCPPath, File: f.path,
+			GatewayID: adminGateway{h}.id(), File: f.path,
 			Servers: l.serversOf(f), Loaded: f.loaded, Notes: f.notes,
 		}
 		if err := cmp.Or(f.err, l.refusal); err != nil && !f.used {

@@ -3,6 +3,7 @@
 package adminapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -33,6 +34,15 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return e.Message }
 
+// A GatewayID identifies the gateway of an item.
+type GatewayID struct {
+	Gateway string `json:"gateway"` // its name
+	Path    string `json:"mcp_path"`
+}
+
+// Label returns the name of the gateway, or its path if it has no name.
+func (id GatewayID) Label() string { return cmp.Or(id.Gateway, id.Path) }
+
 // States of a server.
 const (
 	StateHealthy   = "healthy"
@@ -42,8 +52,7 @@ const (
 
 // A ServerStatus is the status of a server.
 type ServerStatus struct {
-	Gateway      string            `json:"gateway"`
-	Path         string            `json:"mcp_path"` // of the gateway
+	GatewayID
 	Name         string            `json:"name"`
 	Aliases      []string          `json:"aliases,omitempty"`
 	From         string            `json:"from,omitempty"`    // file of servers_from that defines it
@@ -84,8 +93,7 @@ type UpstreamStatus struct {
 
 // A ServerCheck is the result of connecting to a server.
 type ServerCheck struct {
-	Gateway   string      `json:"gateway"`
-	Path      string      `json:"mcp_path"` // of the gateway
+	GatewayID
 	Name      string      `json:"name"`
 	Up        bool        `json:"up"`
 	Seconds   float64     `json:"seconds"` // duration of the check
@@ -110,8 +118,7 @@ type ServerInfo struct {
 
 // A FileStatus is the status of a file of servers_from.
 type FileStatus struct {
-	Gateway string    `json:"gateway"`
-	Path    string    `json:"mcp_path"` // of the gateway
+	GatewayID
 	File    string    `json:"file"`
 	Servers []string  `json:"servers"`         // that run; those of its latest content unless Error is set
 	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway loaded these servers
@@ -128,8 +135,7 @@ type ToolListing struct {
 
 // An ItemDecision says what a client may do with a tool, prompt, resource or template, and why.
 type ItemDecision struct {
-	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"` // of the gateway
+	GatewayID
 	Server      string `json:"server"`
 	Kind        string `json:"kind"`                  // tool, prompt, resource or template
 	Name        string `json:"name"`                  // the server's name for it
@@ -142,8 +148,7 @@ type ItemDecision struct {
 
 // A ToolStatus is a tool and the size of its definition.
 type ToolStatus struct {
-	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"`            // of the gateway
+	GatewayID
 	Server      string `json:"server,omitempty"`    // empty for tools of the gateway itself
 	Name        string `json:"name"`                // name that clients see
 	Qualified   string `json:"qualified,omitempty"` // <server>::<name>, also with another separator
@@ -170,11 +175,10 @@ type ToolDetail struct {
 
 // A ToolFailure says why the tools of a server are not listed.
 type ToolFailure struct {
-	Gateway string `json:"gateway"`
-	Path    string `json:"mcp_path"` // of the gateway
-	Server  string `json:"server"`
-	Code    string `json:"code"`
-	Error   string `json:"error"`
+	GatewayID
+	Server string `json:"server"`
+	Code   string `json:"code"`
+	Error  string `json:"error"`
 }
 
 // A ToolChange is a tool whose definition has changed.

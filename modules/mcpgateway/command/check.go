@@ -186,8 +186,8 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]admi
 
 // check checks a server.
 func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeout time.Duration) adminapi.ServerCheck {
-	found := adminapi.ServerCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
-	query := url.Values{"gateway": {cmp.Or(s.Gateway, s.Path)}}
+	found := adminapi.ServerCheck{GatewayID: s.GatewayID, Name: s.Name}
+	query := url.Values{"gateway": {s.Label()}}
 	body := string(jsonrpc.Encode(map[string]string{"timeout": timeout.String()}))
 	err := c.request(ctx, http.MethodPost, serverPath(s.Name)+"/check", query, body, &found)
 	if err != nil {
@@ -243,14 +243,14 @@ func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.Serv
 		waiting: map[int]time.Time{}, reportedSeconds: map[int]int{},
 		results: make([]*adminapi.ServerCheck, len(servers)), printed: make([]bool, len(servers)),
 	}
-	gateways := map[[2]string]bool{}
+	gateways := map[adminapi.GatewayID]bool{}
 	for _, s := range servers {
-		gateways[[2]string{s.Gateway, s.Path}] = true
+		gateways[s.GatewayID] = true
 	}
 	for _, s := range servers {
 		name := printable(s.Name)
 		if len(gateways) > 1 {
-			name = printable(cmp.Or(s.Gateway, s.Path)) + " " + name
+			name = printable(s.Label()) + " " + name
 		}
 		r.names = append(r.names, name)
 		r.width = max(r.width, utf8.RuneCountInString(name))

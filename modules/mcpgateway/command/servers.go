@@ -64,26 +64,19 @@ It needs the admin API of the running Caddy.`,
 // printServers prints a line for each server.
 func printServers(w io.Writer, all []adminapi.ServerStatus, now time.Time) {
 	rows := [][]string{{"gateway", "server", "kind", "state", "tools", "restarts", "since", "last error"}}
-	gateways := map[[2]string]bool{}
+	gateways := map[adminapi.GatewayID]bool{}
 	for _, s := range all {
-		gateways[[2]string{s.Gateway, s.Path}] = true
+		gateways[s.GatewayID] = true
 		tools := "-"
 		if s.Tools != nil {
 			tools = strconv.Itoa(*s.Tools)
 		}
 		rows = append(rows, []string{
-			cmp.Or(s.Gateway, s.Path), s.Name, kindOf(&s), stateName(&s), tools, strconv.Itoa(s.Restarts),
+			s.Label(), s.Name, kindOf(&s), stateName(&s), tools, strconv.Itoa(s.Restarts),
 			ageOf(&s, now), problemOf(&s),
 		})
 	}
-	numbers := []int{4, 5}
-	if len(gateways) < 2 {
-		for i := range rows {
-			rows[i] = rows[i][1:]
-		}
-		numbers = []int{3, 4}
-	}
-	printTable(w, rows, numbers...)
+	printTable(w, rows, len(gateways) > 1, "tools", "restarts")
 }
 
 // isUnused reports whether the server has not been used yet.
@@ -140,22 +133,27 @@ func shortDuration(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// printTable prints rows in aligned columns. The columns with these indexes are numbers.
-func printTable(w io.Writer, rows [][]string, numbers ...int) {
-	var widths []int
+// printTable prints rows in aligned columns. The first row has the titles. The first column is the
+// gateway, and is left out unless there are several. The columns with the titles in numbers are
+// aligned right.
+func printTable(w io.Writer, rows [][]string, several bool, numbers ...string) {
+	if !several {
+		for i := range rows {
+			rows[i] = rows[i][1:]
+		}
+	}
+	titles := slices.Clone(rows[0])
+	widths := make([]int, len(titles))
 	for _, row := range rows {
 		for i, cell := range row {
 			row[i] = printable(cell)
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
 			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
 		}
 	}
 	for _, row := range rows {
 		for i, cell := range row {
 			width := -widths[i] // aligned left
-			if slices.Contains(numbers, i) {
+			if slices.Contains(numbers, titles[i]) {
 				width = widths[i]
 			}
 			row[i] = fmt.Sprintf("%*s", width, cell)

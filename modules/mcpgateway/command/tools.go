@@ -109,11 +109,8 @@ func printTools(w io.Writer, l *adminapi.ToolListing, several, withClients bool)
 	for _, t := range l.Tools {
 		sum, focus, restricted = sum+t.Tokens, focus+t.FocusTokens, restricted || t.Clients != nil
 	}
-	row := func(gateway, server, name, tokens, focusTokens, clients string) (row []string) {
-		if several {
-			row = append(row, gateway)
-		}
-		row = append(row, server, name, tokens)
+	row := func(gateway, server, name, tokens, focusTokens, clients string) []string {
+		row := []string{gateway, server, name, tokens}
 		if focus > 0 {
 			row = append(row, focusTokens)
 		}
@@ -124,14 +121,10 @@ func printTools(w io.Writer, l *adminapi.ToolListing, several, withClients bool)
 	}
 	rows := [][]string{row("gateway", "server", "name", "tokens", "focus", "clients")}
 	for _, t := range l.Tools {
-		rows = append(rows, row(cmp.Or(t.Gateway, t.Path), cmp.Or(t.Server, "-"), t.Name,
+		rows = append(rows, row(t.Label(), cmp.Or(t.Server, "-"), t.Name,
 			strconv.Itoa(t.Tokens), strconv.Itoa(t.FocusTokens), usersOf(&t)))
 	}
-	numbers := []int{slices.Index(rows[0], "tokens")}
-	if focus > 0 {
-		numbers = append(numbers, numbers[0]+1)
-	}
-	printTable(w, rows, numbers...)
+	printTable(w, rows, several, "tokens", "focus")
 	unit := "tools"
 	if len(l.Tools) == 1 {
 		unit = "tool"
@@ -152,16 +145,11 @@ func printDecisions(w io.Writer, l *adminapi.ToolListing, several bool) {
 		if d.Depends {
 			action += ", by arguments"
 		}
-		rows = append(rows, []string{cmp.Or(d.Gateway, d.Path), d.Server, d.Kind, d.Name, action, d.Rule})
+		rows = append(rows, []string{d.Label(), d.Server, d.Kind, d.Name, action, d.Rule})
 		counts[d.Kind]++
 		counts[d.Action]++
 	}
-	if !several {
-		for i := range rows {
-			rows[i] = rows[i][1:]
-		}
-	}
-	printTable(w, rows)
+	printTable(w, rows, several)
 	var found []string
 	for _, kind := range []string{"tool", "prompt", "resource", "template"} {
 		n := counts[kind]
@@ -196,7 +184,7 @@ func printFailed(w io.Writer, l *adminapi.ToolListing, several bool) {
 	for _, f := range l.Failed {
 		name := f.Server
 		if several {
-			name = cmp.Or(f.Gateway, f.Path) + " " + name
+			name = f.Label() + " " + name
 		}
 		fmt.Fprintf(w, "%s is not listed: %s: %q\n", name, f.Code, f.Error)
 	}
@@ -204,15 +192,15 @@ func printFailed(w io.Writer, l *adminapi.ToolListing, several bool) {
 
 // hasSeveralGateways reports whether a listing has items of more than one gateway.
 func hasSeveralGateways(l *adminapi.ToolListing) bool {
-	found := map[[2]string]bool{}
+	found := map[adminapi.GatewayID]bool{}
 	for _, t := range l.Tools {
-		found[[2]string{t.Gateway, t.Path}] = true
+		found[t.GatewayID] = true
 	}
 	for _, d := range l.Decisions {
-		found[[2]string{d.Gateway, d.Path}] = true
+		found[d.GatewayID] = true
 	}
 	for _, f := range l.Failed {
-		found[[2]string{f.Gateway, f.Path}] = true
+		found[f.GatewayID] = true
 	}
 	return len(found) > 1
 }
