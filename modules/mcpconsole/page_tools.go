@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolschema"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
@@ -178,7 +179,7 @@ var toolPage = page{
 type toolView struct {
 	*adminapi.ToolDetail
 	Description string // unshortened
-	Arguments   []mcpgateway.ToolArgument
+	Arguments   []toolschema.Argument
 	Schema      string // input schema
 	Output      string // output schema, or empty
 	Clients     []string
@@ -210,7 +211,7 @@ func buildToolView(detail *adminapi.ToolDetail, clients []string, client string,
 		OutputSchema json.RawMessage `json:"outputSchema"`
 	}
 	_ = json.Unmarshal(detail.Definition, &definition) // members of another type are left out
-	arguments, open := mcpgateway.ReadToolArguments(detail.Definition)
+	arguments, open := toolschema.ReadArguments(detail.Definition)
 	return &toolView{
 		ToolDetail: detail, Description: definition.Description, Arguments: arguments,
 		Schema: indented(definition.InputSchema), Output: indented(definition.OutputSchema),
@@ -288,7 +289,7 @@ type form struct {
 
 // A field is the input for one argument.
 type field struct {
-	mcpgateway.ToolArgument
+	toolschema.Argument
 	Kind  string // text, number, boolean, enum or json
 	Value string // as entered
 }
@@ -302,13 +303,13 @@ const (
 )
 
 // newForm returns the form of a tool, with the entered values.
-func newForm(arguments []mcpgateway.ToolArgument, open bool, entered url.Values) form {
+func newForm(arguments []toolschema.Argument, open bool, entered url.Values) form {
 	f := form{Open: open || len(arguments) > maxFields, Given: entered.Get(givenName)}
 	if len(arguments) > maxFields {
 		return f
 	}
 	for _, a := range arguments {
-		field := field{ToolArgument: a, Kind: kindOf(&a)}
+		field := field{Argument: a, Kind: kindOf(&a)}
 		// Browsers send CRLF line breaks, whatever was entered.
 		field.Value = strings.ReplaceAll(entered.Get(field.FormName()), "\r\n", "\n")
 		f.Fields = append(f.Fields, field)
@@ -317,7 +318,7 @@ func newForm(arguments []mcpgateway.ToolArgument, open bool, entered url.Values)
 }
 
 // kindOf returns the kind of input for an argument.
-func kindOf(a *mcpgateway.ToolArgument) string {
+func kindOf(a *toolschema.Argument) string {
 	types := slices.DeleteFunc(slices.Clone(a.Types), func(t string) bool { return t == "null" })
 	isNumber := func(t string) bool { return t == "number" || t == "integer" }
 	switch {

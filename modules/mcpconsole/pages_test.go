@@ -22,7 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolschema"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
@@ -584,7 +584,7 @@ const formSchema = `{"inputSchema":{"required":["text","count"],"properties":{
 }}}`
 
 func TestFormFields(t *testing.T) {
-	arguments, open := mcpgateway.ReadToolArguments([]byte(formSchema))
+	arguments, open := toolschema.ReadArguments([]byte(formSchema))
 	f := newForm(arguments, open, nil)
 	var got []string
 	for _, field := range f.Fields {
@@ -604,14 +604,14 @@ func TestFormFields(t *testing.T) {
 }
 
 func TestFormOfManyArguments(t *testing.T) {
-	f := newForm(make([]mcpgateway.ToolArgument, maxFields+1), false, nil)
+	f := newForm(make([]toolschema.Argument, maxFields+1), false, nil)
 	if len(f.Fields) != 0 || !f.Open {
 		t.Errorf("%d fields, open: %v", len(f.Fields), f.Open)
 	}
 }
 
 func TestFormFill(t *testing.T) {
-	arguments, _ := mcpgateway.ReadToolArguments([]byte(formSchema))
+	arguments, _ := toolschema.ReadArguments([]byte(formSchema))
 	for _, tt := range []struct {
 		name    string
 		open    bool
@@ -652,7 +652,7 @@ func TestFormFill(t *testing.T) {
 
 // Arguments never have the form name of another part of the form.
 func TestFormNames(t *testing.T) {
-	f := newForm([]mcpgateway.ToolArgument{{Name: "token"}, {Name: "arguments"}, {Name: "client"}}, true, nil)
+	f := newForm([]toolschema.Argument{{Name: "token"}, {Name: "arguments"}, {Name: "client"}}, true, nil)
 	names := map[string]bool{"token": true, givenName: true, "client": true, "sure": true}
 	for _, field := range f.Fields {
 		names[field.FormName()] = true

@@ -1,11 +1,9 @@
 package mcpgateway
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -20,6 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolschema"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
@@ -154,214 +153,6 @@ func (c *adminCall) showTool() (int, any, error) {
 	return http.StatusOK, detail, nil
 }
 
-// A ToolArgument is an argument in the schema of a tool.
-type ToolArgument struct {
-	Name        string
-	Types       []string // JSON types; none for any
-	Required    bool
-	Description string
-	Default     json.RawMessage   // nil for none
-	Enum        []json.RawMessage // the only values; none for all
-}
-
-// ReadToolArguments returns the arguments in the definition of a tool, in its order. open reports
-// whether the tool accepts other arguments as well, which it does if its definition cannot be read.
-func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) {
-	schema := readToolSchema(definition)
-	if !schema.known {
-		return nil, true
-	}
-	var tool struct {
-		InputSchema struct {
-			Properties json.RawMessage `json:"properties"`
-			Required   []string        `json:"required"`
-		} `json:"inputSchema"`
-	}
-	_ = json.Unmarshal(definition, &tool) // members of other types are ignored
-	required := map[string]bool{}
-	for _, name := range tool.InputSchema.Required {
-		required[name] = true
-	}
-	for _, name := range memberNames(tool.InputSchema.Properties) {
-		node := schema.properties[name]
-		argument := ToolArgument{Name: name, Types: schema.types(&node), Required: required[name]}
-		var said struct {
-			Description string            `json:"description"`
-			Default     json.RawMessage   `json:"default"`
-			Enum        []json.RawMessage `json:"enum"`
-		}
-		_ = json.Unmarshal(schema.root.Properties[name], &said) // true and false are valid schemas
-		argument.Description, argument.Default, argument.Enum = said.Description, said.Default, said.Enum
-		arguments = append(arguments, argument)
-	}
-	return arguments, schema.open
-}
-
-// memberNames returns the names of the members of an object, in its order.
-func memberNames(object json.RawMessage) (names []string) {
-	decoder := json.NewDecoder(bytes.NewReader(object))
-	if begin, _ := decoder.Token(); begin != json.Delim('{') {
-		return nil
-	}
-	known := map[string]bool{}
-	for decoder.More() {
-		name, _ := decoder.Token()
-		text, ok := name.(string)
-		var value json.RawMessage
-		if !ok || decoder.Decode(&value) != nil {
-			break
-		}
-		if !known[text] {
-			known[text] = true
-			names = append(names, text)
-		}
-	}
-	return names
-}
-
-// A toolSchema is the input schema of a tool.
-type toolSchema struct {
-	known      bool // false if the schema cannot be read
-	open       bool // arguments other than properties are allowed
-	properties map[string]schemaNode
-	root       schemaNode
-	budget     int // left of schemaBudget
-}
-
-// A schemaNode is the part of a JSON schema that determines types.
-type schemaNode struct {
-	Type       json.RawMessage            `json:"type"` // a string or an array
-	Ref        string                     `json:"$ref"`
-	AnyOf      []schemaNode               `json:"anyOf"`
-	OneOf      []schemaNode               `json:"oneOf"`
-	AllOf      []schemaNode               `json:"allOf"`
-	Defs       map[string]schemaNode      `json:"$defs"`
-	OldDefs    map[string]schemaNode      `json:"definitions"`
-	Properties map[string]json.RawMessage `json:"properties"`
-	Additional json.RawMessage            `json:"additionalProperties"`
-	Patterns   json.RawMessage            `json:"patternProperties"`
-}
-
-// readToolSchema reads the input schema in the definition of a tool. A schema that cannot be read
-// allows everything.
-func readToolSchema(definition []byte) (s toolSchema) {
-	var tool struct {
-		InputSchema json.RawMessage `json:"inputSchema"`
-	}
-	if json.Unmarshal(definition, &tool) != nil || json.Unmarshal(tool.InputSchema, &s.root) != nil {
-		return toolSchema{}
-	}
-	s.known, s.properties, s.budget = true, map[string]schemaNode{}, schemaBudget
-	s.open = len(s.root.Patterns) > 0 || len(s.root.Additional) > 0 && string(s.root.Additional) != "false" ||
-		len(s.root.Properties) == 0 && len(s.root.Additional) == 0
-	for name, raw := range s.root.Properties {
-		var node schemaNode
-		_ = json.Unmarshal(raw, &node) // true and false are valid schemas
-		s.properties[name] = node
-	}
-	return s
-}
-
-// argument converts a text to JSON of the type that the schema requires.
-func (s *toolSchema) argument(name, text string) (json.RawMessage, error) {
-	node, has := s.properties[name]
-	if s.known && !has && !s.open {
-		return nil, s.unknownArgumentError(name)
-	}
-	types := s.types(&node)
-	if len(types) == 0 || slices.Contains(types, "string") {
-		return json.Marshal(text)
-	}
-	value := bytes.TrimSpace([]byte(text))
-	if !json.Valid(value) || !slices.ContainsFunc(types, func(t string) bool { return isOfType(value, t) }) {
-		return nil, fmt.Errorf("%s: %q is not of type %s", name, mcp.Shortened(text), strings.Join(types, " or "))
-	}
-	return value, nil
-}
-
-// unknownArgumentError is the error that the tool has no such argument. It lists the arguments.
-func (s *toolSchema) unknownArgumentError(name string) error {
-	name = mcp.Shortened(name)
-	names := slices.Sorted(maps.Keys(s.properties))
-	if len(names) == 0 {
-		return fmt.Errorf("unknown argument %q: the tool has no arguments", name)
-	}
-	if near := words.Nearest(name, names); len(near) > 0 {
-		names = append(near, slices.DeleteFunc(names, func(n string) bool { return slices.Contains(near, n) })...)
-	}
-	return fmt.Errorf("unknown argument %q; the tool has: %s", name, strings.Join(names, ", "))
-}
-
-// schemaBudget bounds the search for types in the schema of a tool, because references may repeat
-// any part of the schema. Each schema in it costs 1 plus the bytes of its own types.
-const schemaBudget = 50_000
-
-// types returns the types that a schema allows, each once; none for any. It subtracts the cost from
-// the budget, and ends when that is used up.
-func (s *toolSchema) types(node *schemaNode) (types []string) {
-	resolved := map[string]bool{}
-	var search func(*schemaNode)
-	search = func(node *schemaNode) {
-		if s.budget -= 1 + len(node.Type); s.budget < 0 {
-			return
-		}
-		var one string
-		var names []string
-		if json.Unmarshal(node.Type, &one) == nil && one != "" {
-			names = []string{one}
-		} else {
-			_ = json.Unmarshal(node.Type, &names) // the type is optional
-		}
-		for _, name := range names {
-			if !slices.Contains(types, name) {
-				types = append(types, name)
-			}
-		}
-		if named, ok := s.definition(node.Ref); ok && !resolved[node.Ref] {
-			resolved[node.Ref] = true
-			search(&named)
-		}
-		for _, nodes := range [][]schemaNode{node.AnyOf, node.OneOf, node.AllOf} {
-			for i := range nodes {
-				search(&nodes[i])
-			}
-		}
-	}
-	search(node)
-	return types
-}
-
-// definition returns the schema of a local reference.
-func (s *toolSchema) definition(ref string) (schemaNode, bool) {
-	if name, ok := strings.CutPrefix(ref, "#/$defs/"); ok {
-		node, ok := s.root.Defs[name]
-		return node, ok
-	}
-	name, _ := strings.CutPrefix(ref, "#/definitions/")
-	node, ok := s.root.OldDefs[name]
-	return node, ok
-}
-
-// isOfType reports whether a JSON value has a type of JSON schema.
-func isOfType(value []byte, name string) bool {
-	switch name {
-	case "object":
-		return value[0] == '{'
-	case "array":
-		return value[0] == '['
-	case "boolean":
-		return value[0] == 't' || value[0] == 'f'
-	case "null":
-		return value[0] == 'n'
-	case "number":
-		return value[0] == '-' || '0' <= value[0] && value[0] <= '9'
-	case "integer":
-		var n float64
-		return isOfType(value, "number") && json.Unmarshal(value, &n) == nil && n == float64(int64(n))
-	}
-	return false
-}
-
 // call calls a tool.
 func (c *adminCall) call() (int, any, error) {
 	c.action = "call"
@@ -465,12 +256,12 @@ func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string
 	}
 	all := map[string]json.RawMessage{}
 	maps.Copy(all, wanted.Arguments)
-	var schema toolSchema
+	var schema toolschema.Schema
 	if tool != nil {
-		schema = readToolSchema(tool.Definition)
+		schema = toolschema.Read(tool.Definition)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted.Texts)) {
-		value, err := schema.argument(name, wanted.Texts[name])
+		value, err := schema.Convert(name, wanted.Texts[name])
 		if err != nil {
 			return nil, invalidRequest(err)
 		}
