@@ -59,8 +59,8 @@ type adminRoute struct {
 	serve adminFunc
 }
 
-// An adminFunc serves a request.
-type adminFunc func(*adminCall) (status int, answer any, err error)
+// An adminFunc serves a request. If answer is nil, the response has no body.
+type adminFunc func(*adminCall) (answer any, err error)
 
 // adminRoutes returns all routes.
 func adminRoutes() []adminRoute {
@@ -151,7 +151,7 @@ func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
 	return routes
 }
 
-func listRoutes(*adminCall) (int, any, error) { return http.StatusOK, adminRoutes(), nil }
+func listRoutes(*adminCall) (any, error) { return adminRoutes(), nil }
 
 // An adminGateway is a gateway for which the API reports and acts.
 type adminGateway struct{ *Handler }
@@ -162,16 +162,16 @@ func (g adminGateway) id() adminapi.GatewayID {
 
 // listOf returns a function that lists items of all requested gateways.
 func listOf[T any](items func(adminGateway) []T) adminFunc {
-	return func(c *adminCall) (int, any, error) {
+	return func(c *adminCall) (any, error) {
 		found, err := c.gateways()
 		if err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 		all := []T{}
 		for _, g := range found {
 			all = append(all, items(g)...)
 		}
-		return http.StatusOK, all, nil
+		return all, nil
 	}
 }
 
@@ -181,6 +181,7 @@ type adminCall struct {
 	w   http.ResponseWriter
 	r   *http.Request
 
+	status       int    // of the response, unless the request fails
 	wroteHeader  bool   // part of the response has been written
 	action       string // for the log; empty for a request that only reads
 	gateway      string // requested name or path, then the name of the gateway found
@@ -201,9 +202,13 @@ func invalidRequest(err error) *adminapi.Error {
 	return adminErrorf(http.StatusBadRequest, "invalid_request", "%v", err)
 }
 
+func (a *adminAPI) newCall(w http.ResponseWriter, r *http.Request) *adminCall {
+	return &adminCall{api: a, w: w, r: r, status: http.StatusOK, gateway: r.URL.Query().Get("gateway")}
+}
+
 // serve serves a request.
 func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMethods) error {
-	call := &adminCall{api: a, w: w, r: r, gateway: r.URL.Query().Get("gateway")}
+	call := a.newCall(w, r)
 	status, answer := call.run(methods)
 	if answer == nil {
 		w.WriteHeader(status)
@@ -214,8 +219,8 @@ func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMe
 
 // run runs the method of the request, and logs it if it is an action.
 func (c *adminCall) run(methods adminMethods) (status int, answer any) {
-	status, answer, err := c.dispatch(methods)
-	outcome := "ok"
+	answer, err := c.dispatch(methods)
+	status, outcome := c.status, "ok"
 	if err != nil {
 		failure, known := errors.AsType[*adminapi.Error](err)
 		if !known {
@@ -252,14 +257,14 @@ func (c *adminCall) write(status int, contentType string, part any) error {
 }
 
 // dispatch calls the function for the method of the request.
-func (c *adminCall) dispatch(methods adminMethods) (status int, answer any, err error) {
+func (c *adminCall) dispatch(methods adminMethods) (answer any, err error) {
 	if len(methods) == 0 {
-		return 0, nil, notFound("unknown path %s; GET /mcp_gateway lists all paths", c.r.URL.Path)
+		return nil, notFound("unknown path %s; GET /mcp_gateway lists all paths", c.r.URL.Path)
 	}
 	method := methods[c.r.Method]
 	if method == nil {
 		c.w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		return 0, nil, adminErrorf(http.StatusMethodNotAllowed, "method_not_allowed",
+		return nil, adminErrorf(http.StatusMethodNotAllowed, "method_not_allowed",
 			"the method %s is not allowed here", c.r.Method)
 	}
 	return method(c)
@@ -429,7 +434,8 @@ var directMux = sync.OnceValue(func() *http.ServeMux {
 	for path, methods := range adminPaths() {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			into := w.(*directResponse)
-			call := &adminCall{api: new(adminAPI), w: w, r: r, gateway: r.URL.Query().Get("gateway"), user: into.user}
+			call := new(adminAPI).newCall(w, r)
+			call.user = into.user
 			_, into.value = call.run(methods)
 		})
 	}

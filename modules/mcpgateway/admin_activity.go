@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,10 +14,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-func (c *adminCall) overview() (int, any, error) {
+func (c *adminCall) overview() (any, error) {
 	found, err := c.gateways()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	total, _, _ := activity.Process.Sums()
 	overview := adminapi.Overview{
@@ -27,13 +26,13 @@ func (c *adminCall) overview() (int, any, error) {
 	}
 	store, err := sharedStore(found)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	overview.Store = store.Status()
 	for _, g := range found {
 		overview.Gateways = append(overview.Gateways, g.status())
 	}
-	return http.StatusOK, overview, nil
+	return overview, nil
 }
 
 // status returns the status of the gateway.
@@ -69,10 +68,10 @@ func newSaving(sums activity.Sums, price float64) adminapi.Saving {
 }
 
 // savings returns how much was kept out of contexts, and with ?price= its cost.
-func (c *adminCall) savings() (int, any, error) {
+func (c *adminCall) savings() (any, error) {
 	price, err := strconv.ParseFloat(cmp.Or(c.r.URL.Query().Get("price"), "0"), 64)
 	if err != nil || !(price >= 0 && price <= 1e6) {
-		return 0, nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
+		return nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()
 	requested := c.records()
@@ -102,14 +101,14 @@ func (c *adminCall) savings() (int, any, error) {
 		conversations.CutChars += route.SavedChars
 	}
 	all.Conversations = newSaving(conversations, price)
-	return http.StatusOK, all, nil
+	return all, nil
 }
 
 // maxListedCalls is the maximum of ?limit=.
 const maxListedCalls = 1000
 
 // listCalls returns the last calls, latest first. Filters match exactly.
-func (c *adminCall) listCalls() (int, any, error) {
+func (c *adminCall) listCalls() (any, error) {
 	query := c.r.URL.Query()
 	after, limit := int64(0), int64(100)
 	for _, number := range []struct {
@@ -123,7 +122,7 @@ func (c *adminCall) listCalls() (int, any, error) {
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < 0 || n > number.max {
-			return 0, nil, invalidRequest(fmt.Errorf("%s: must be a number from 0 to %d", number.name, number.max))
+			return nil, invalidRequest(fmt.Errorf("%s: must be a number from 0 to %d", number.name, number.max))
 		}
 		*number.into = n
 	}
@@ -143,30 +142,30 @@ func (c *adminCall) listCalls() (int, any, error) {
 		listed.Arguments, listed.Result = nil, nil
 		calls[i] = &listed
 	}
-	return http.StatusOK, calls, nil
+	return calls, nil
 }
 
 // onCall returns a function that serves requests about the call with the ID in the path.
-func onCall(serve func(*adminCall, *activity.Call) (int, any, error)) adminFunc {
-	return func(c *adminCall) (int, any, error) {
+func onCall(serve func(*adminCall, *activity.Call) (any, error)) adminFunc {
+	return func(c *adminCall) (any, error) {
 		id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
 		if err != nil {
-			return 0, nil, invalidRequest(errors.New("id: must be a number"))
+			return nil, invalidRequest(errors.New("id: must be a number"))
 		}
 		call := activity.Process.Call(id)
 		if call == nil {
-			return 0, nil, notFound("call %d is not kept", id)
+			return nil, notFound("call %d is not kept", id)
 		}
 		return serve(c, call)
 	}
 }
 
 // showCall returns a call, with its arguments and result if they are kept.
-func (*adminCall) showCall(call *activity.Call) (int, any, error) { return http.StatusOK, call, nil }
+func (*adminCall) showCall(call *activity.Call) (any, error) { return call, nil }
 
 // showOriginal returns the original of a text that was cut in the result of a call, while it is
 // kept.
-func (c *adminCall) showOriginal(call *activity.Call) (int, any, error) {
+func (c *adminCall) showOriginal(call *activity.Call) (any, error) {
 	id := c.r.PathValue("original")
 	if slices.Contains(call.Originals, id) { // no originals of other calls
 		for _, h := range registry.current() {
@@ -174,15 +173,15 @@ func (c *adminCall) showOriginal(call *activity.Call) (int, any, error) {
 				continue
 			}
 			if text, chars, ok := h.gateway.Original(call.Server, call.Identity, id); ok {
-				return http.StatusOK, adminapi.Original{ID: id, Chars: chars, Text: text}, nil
+				return adminapi.Original{ID: id, Chars: chars, Text: text}, nil
 			}
 		}
 	}
-	return 0, nil, notFound("original %q of call %d is not kept", id, call.ID)
+	return nil, notFound("original %q of call %d is not kept", id, call.ID)
 }
 
-func listConversations(*adminCall) (int, any, error) {
-	return http.StatusOK, activity.Models.Routes(), nil
+func listConversations(*adminCall) (any, error) {
+	return activity.Models.Routes(), nil
 }
 
 // A metricsStatus holds all metrics of these modules.
@@ -215,7 +214,7 @@ const metricsPrefix = "caddy_mcp_"
 
 // showMetrics returns the metrics of all modules of this project. Counters live as long as the
 // process, but only the registry of the running configuration has all of them.
-func (c *adminCall) showMetrics() (int, any, error) {
+func (c *adminCall) showMetrics() (any, error) {
 	ctx := c.api.ctx
 	if h := registry.newest(); h != nil {
 		ctx = h.ctx
@@ -226,7 +225,7 @@ func (c *adminCall) showMetrics() (int, any, error) {
 	}
 	families, err := replaceable.Registry(ctx).Gather()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	for _, family := range families {
 		if !strings.HasPrefix(family.GetName(), metricsPrefix) {
@@ -252,7 +251,7 @@ func (c *adminCall) showMetrics() (int, any, error) {
 			status.Metrics = append(status.Metrics, m)
 		}
 	}
-	return http.StatusOK, status, nil
+	return status, nil
 }
 
 // count adds a counter to the totals.

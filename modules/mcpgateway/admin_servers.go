@@ -93,13 +93,13 @@ type serverCall struct {
 
 // onServer returns a function that serves calls about the server in the path. action is the action
 // for the log, empty if the call only reads.
-func onServer(action string, serve func(*serverCall) (int, any, error)) adminFunc {
-	return func(c *adminCall) (int, any, error) {
+func onServer(action string, serve func(*serverCall) (any, error)) adminFunc {
+	return func(c *adminCall) (any, error) {
 		name := c.r.PathValue("server")
 		c.action, c.server = action, name
 		g, err := c.oneGateway(fmt.Sprintf("server %q", name), func(g adminGateway) bool { return g.byName[name] != nil })
 		if err != nil {
-			return 0, nil, err
+			return nil, err
 		}
 		call := &serverCall{c, g, g.byName[name]}
 		c.server = call.target.Name
@@ -107,16 +107,16 @@ func onServer(action string, serve func(*serverCall) (int, any, error)) adminFun
 	}
 }
 
-func (c *serverCall) show() (int, any, error) {
-	return http.StatusOK, c.owner.serverStatus(c.target, c.owner.gateway.Links()), nil
+func (c *serverCall) show() (any, error) {
+	return c.owner.serverStatus(c.target, c.owner.gateway.Links()), nil
 }
 
 // restart restarts the child processes of a server. If the server has several addresses, it
 // restarts one after the other, so that the others keep running.
-func (c *serverCall) restart() (int, any, error) {
+func (c *serverCall) restart() (any, error) {
 	s, logger := c.target, c.owner.logger
 	if len(s.upstreams.children) == 0 {
-		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "server %q has no child process", s.Name)
+		return nil, adminErrorf(http.StatusConflict, "no_child_process", "server %q has no child process", s.Name)
 	}
 	ctx := context.WithoutCancel(c.r.Context()) // finish even if the operator disconnects
 	var failures []error
@@ -128,46 +128,46 @@ func (c *serverCall) restart() (int, any, error) {
 	record := s.health.Load()
 	if err := errors.Join(failures...); err != nil {
 		record.failed(logger, s.server.FaultOf(err, "initialize"))
-		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed",
+		return nil, adminErrorf(http.StatusBadGateway, "restart_failed",
 			"server %q did not restart: %s", s.Name, mcp.OneLine(err.Error()))
 	}
 	record.succeeded(logger) // a restart initializes the server
 	return c.show()
 }
 
-func (c *serverCall) refresh() (int, any, error) {
-	return http.StatusOK, struct {
+func (c *serverCall) refresh() (any, error) {
+	return struct {
 		Clients int `json:"clients"` // number of notified clients
 	}{c.owner.gateway.Refresh(c.target.Name)}, nil
 }
 
 // logout ends a login to a server.
-func (c *serverCall) logout() (int, any, error) {
+func (c *serverCall) logout() (any, error) {
 	s := c.target
 	var whose struct {
 		Client string `json:"client"`
 	}
 	if err := c.decode(&whose, true); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	c.name = whose.Client
 	if s.login == nil {
-		return 0, nil, adminErrorf(http.StatusConflict, "no_oauth", "server %q has no oauth", s.Name)
+		return nil, adminErrorf(http.StatusConflict, "no_oauth", "server %q has no oauth", s.Name)
 	}
 	if err := s.login.Logout(c.r.Context(), whose.Client); err != nil {
-		return 0, nil, adminErrorf(http.StatusBadRequest, "logout_failed", "server %q: %v", s.Name, err)
+		return nil, adminErrorf(http.StatusBadRequest, "logout_failed", "server %q: %v", s.Name, err)
 	}
 	return c.show()
 }
 
-func (c *serverCall) accept() (int, any, error) {
+func (c *serverCall) accept() (any, error) {
 	s := c.target
 	var which struct {
 		Tool string  `json:"tool"`
 		Seen *string `json:"seen"`
 	}
 	if err := c.decode(&which, true); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	c.name = which.Tool
 	seen := ""
@@ -176,24 +176,24 @@ func (c *serverCall) accept() (int, any, error) {
 	}
 	switch {
 	case which.Seen != nil && which.Tool == "":
-		return 0, nil, invalidRequest(errors.New("tool: missing, but required with seen"))
+		return nil, invalidRequest(errors.New("tool: missing, but required with seen"))
 	case which.Seen != nil && seen == "":
-		return 0, nil, invalidRequest(errors.New("seen: empty"))
+		return nil, invalidRequest(errors.New("seen: empty"))
 	}
 	accepted, err := c.owner.acceptTools(s, which.Tool, seen)
 	switch {
 	case errors.Is(err, toolpin.ErrChangedAgain):
-		return 0, nil, adminErrorf(http.StatusConflict, "changed_again",
+		return nil, adminErrorf(http.StatusConflict, "changed_again",
 			"tool %q of server %q: %v", which.Tool, s.Name, err)
 	case errors.Is(err, errNotSaved):
-		return 0, nil, adminErrorf(http.StatusInternalServerError, "not_saved",
+		return nil, adminErrorf(http.StatusInternalServerError, "not_saved",
 			"tools of server %q are %v; the gateway will retry", s.Name, err)
 	case err != nil:
-		return 0, nil, err
+		return nil, err
 	case which.Tool != "" && accepted == 0:
-		return 0, nil, notFound("tool %q of server %q has not changed", which.Tool, s.Name)
+		return nil, notFound("tool %q of server %q has not changed", which.Tool, s.Name)
 	}
-	return http.StatusOK, struct {
+	return struct {
 		Accepted int `json:"accepted"`
 	}{accepted}, nil
 }
@@ -216,17 +216,17 @@ func readTimeout(text string) (time.Duration, error) {
 
 // check connects to a server, even if it is known to be down. Only one check of a server runs at a
 // time.
-func (c *serverCall) check() (int, any, error) {
+func (c *serverCall) check() (any, error) {
 	s := c.target
 	var options struct {
 		Timeout string `json:"timeout"`
 	}
 	if err := c.decode(&options, true); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	timeout, err := readTimeout(options.Timeout)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(c.r.Context(), timeout)
 	defer cancel()
@@ -234,9 +234,9 @@ func (c *serverCall) check() (int, any, error) {
 	case s.checking <- struct{}{}:
 		defer func() { <-s.checking }()
 	case <-ctx.Done():
-		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of server %q is still running", s.Name)
+		return nil, adminErrorf(http.StatusConflict, "busy", "another check of server %q is still running", s.Name)
 	}
-	return http.StatusOK, c.owner.connect(ctx, s, timeout), nil
+	return c.owner.connect(ctx, s, timeout), nil
 }
 
 // connect connects to a server and counts the items of its lists.
@@ -269,20 +269,20 @@ func (g adminGateway) connect(ctx context.Context, s *Server, timeout time.Durat
 }
 
 // checkStore contacts the shared store, even if it is known to be unavailable.
-func (c *adminCall) checkStore() (int, any, error) {
+func (c *adminCall) checkStore() (any, error) {
 	found, err := c.gateways()
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	store, err := sharedStore(found)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if store == nil {
-		return 0, nil, notFound("mcp_store is not configured")
+		return nil, notFound("mcp_store is not configured")
 	}
 	c.action, c.name = "check", "mcp_store"
-	return http.StatusOK, store.Check(c.r.Context()), nil
+	return store.Check(c.r.Context()), nil
 }
 
 // sharedStore returns the store that gateways share with other replicas, or nil. A configuration

@@ -26,19 +26,19 @@ import (
 
 // listTools lists the tools that a client sees, or all tools. It contacts the servers. With
 // ?why=true it also returns the decision on every item of the servers.
-func (c *adminCall) listTools() (int, any, error) {
+func (c *adminCall) listTools() (any, error) {
 	query := c.r.URL.Query()
 	client := query.Get("client")
 	found, err := c.gatewaysFor(client)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	why, err := strconv.ParseBool(cmp.Or(query.Get("why"), "false"))
 	switch {
 	case err != nil:
-		return 0, nil, invalidRequest(errors.New("why: must be true or false"))
+		return nil, invalidRequest(errors.New("why: must be true or false"))
 	case why && client == "":
-		return 0, nil, invalidRequest(errors.New("why: requires client"))
+		return nil, invalidRequest(errors.New("why: requires client"))
 	}
 	all := adminapi.ToolListing{Tools: []adminapi.ToolStatus{}, Failed: []adminapi.ToolFailure{}}
 	if why {
@@ -56,7 +56,7 @@ func (c *adminCall) listTools() (int, any, error) {
 			g.addTools(&all, &list)
 		}
 	}
-	return http.StatusOK, all, nil
+	return all, nil
 }
 
 // addTools adds the tools of a server to a listing.
@@ -124,23 +124,23 @@ func (g adminGateway) itemDecision(server string, e *gateway.Explanation) admina
 
 // showTool returns a tool with its definition, and with ?client= the decision for that client. It
 // contacts the server.
-func (c *adminCall) showTool() (int, any, error) {
+func (c *adminCall) showTool() (any, error) {
 	name, client := c.r.PathValue("tool"), c.r.URL.Query().Get("client")
 	g, err := c.gatewayWithTool(name, client)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if _, known := g.gateway.ServerOf(name); !known {
-		return 0, nil, g.unknownServerError(name)
+		return nil, g.unknownServerError(name)
 	}
 	d := g.gateway.NewOperator(operatorRequest(c.r.Context()), "").Describe(name, client)
 	switch {
 	case d.Failure != nil:
-		return 0, nil, adminErrorf(http.StatusBadGateway, d.Failure.Data.Symbol, "%s", d.Reason)
+		return nil, adminErrorf(http.StatusBadGateway, d.Failure.Data.Symbol, "%s", d.Reason)
 	case d.Tool == nil && d.HiddenReason != "":
-		return 0, nil, notFound("clients do not see tool %q: %s", mcp.Shortened(name), d.HiddenReason)
+		return nil, notFound("clients do not see tool %q: %s", mcp.Shortened(name), d.HiddenReason)
 	case d.Tool == nil:
-		return 0, nil, unknownToolError(name, d.Names)
+		return nil, unknownToolError(name, d.Names)
 	}
 	detail := adminapi.ToolDetail{
 		ToolStatus: g.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
@@ -150,35 +150,35 @@ func (c *adminCall) showTool() (int, any, error) {
 		decision := g.itemDecision(d.Server, d.Explanation)
 		detail.Decision = &decision
 	}
-	return http.StatusOK, detail, nil
+	return detail, nil
 }
 
 // call calls a tool.
-func (c *adminCall) call() (int, any, error) {
+func (c *adminCall) call() (any, error) {
 	c.action = "call"
 	var wanted adminapi.ToolCall
 	if err := c.decode(&wanted, false); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	c.name, c.client = mcp.Shortened(wanted.Tool), mcp.Shortened(wanted.Client)
 	if wanted.Tool == "" {
-		return 0, nil, invalidRequest(errors.New("tool: missing"))
+		return nil, invalidRequest(errors.New("tool: missing"))
 	}
 	if wanted.Raw && wanted.Both {
-		return 0, nil, invalidRequest(errors.New("both: not allowed together with raw"))
+		return nil, invalidRequest(errors.New("both: not allowed together with raw"))
 	}
 	timeout, err := readTimeout(wanted.Timeout)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	g, err := c.gatewayWithTool(wanted.Tool, wanted.Client)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	c.gateway = g.Name
 	server, known := g.gateway.ServerOf(wanted.Tool)
 	if !known {
-		return 0, nil, g.unknownServerError(wanted.Tool)
+		return nil, g.unknownServerError(wanted.Tool)
 	}
 	c.server = server
 	o := g.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
@@ -195,12 +195,12 @@ func (c *adminCall) call() (int, any, error) {
 		}
 	})
 	if err := answer.receive(o, &wanted, clientrequest.Hostname(c.r.RemoteAddr)); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if err := answer.failure(c.server); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	return http.StatusOK, adminapi.CallReport{
+	return adminapi.CallReport{
 		Result: answer.result, Raw: o.ServerResult(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
 	}, nil
 }

@@ -128,21 +128,21 @@ func (g adminGateway) listTemplates() (all []gatewayTemplate) {
 	return all
 }
 
-func (c *adminCall) putTemplate() (int, any, error) {
+func (c *adminCall) putTemplate() (any, error) {
 	c.action = "put_template"
 	var body gatewayTemplate
 	if err := c.decode(&body, false); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	c.gateway, c.server, c.name = cmp.Or(body.Gateway, c.gateway), body.Server, body.Name
 	g, err := c.oneGateway("gateway", func(adminGateway) bool { return true })
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if s := g.byName[body.Server]; s != nil {
 		body.Server = s.Name
 	} else if body.Server != "" {
-		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: unknown server %q", body.Server)
+		return nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: unknown server %q", body.Server)
 	}
 	created := false
 	if err := g.templates.change(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
@@ -151,22 +151,22 @@ func (c *adminCall) putTemplate() (int, any, error) {
 		}
 		return nil
 	}); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	body.Gateway = g.Name
 	if created {
-		return http.StatusCreated, body, nil
+		c.status = http.StatusCreated
 	}
-	return http.StatusOK, body, nil
+	return body, nil
 }
 
-func (c *adminCall) deleteTemplate() (int, any, error) {
+func (c *adminCall) deleteTemplate() (any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
 	g, err := c.oneGateway(fmt.Sprintf("template %q", c.name), func(g adminGateway) bool {
 		return g.templates.here.Has(c.name)
 	})
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	if err := g.templates.change(c.r.Context(), func(set *resourcetemplate.Set) error {
 		if !set.Delete(c.name) { // deleted by another request
@@ -174,7 +174,8 @@ func (c *adminCall) deleteTemplate() (int, any, error) {
 		}
 		return nil
 	}); err != nil {
-		return 0, nil, err
+		return nil, err
 	}
-	return http.StatusNoContent, nil, nil
+	c.status = http.StatusNoContent
+	return nil, nil
 }
