@@ -260,10 +260,6 @@ func (g adminGateway) connect(ctx context.Context, s *Server, timeout time.Durat
 	if found.Failure != nil {
 		check.Code, check.Error = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason)
 		check.Stderr = found.Fault.Stderr
-		if s.Path == "" && check.URL != "" {
-			check.Error += fmt.Sprintf("; the URL of the server has no path, so the gateway tried %s. Most servers use /mcp",
-				s.target.Path)
-		}
 	}
 	return check
 }
