@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -168,11 +167,7 @@ func checkNew(call *adminapi.ToolCall, key string) error {
 func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progress io.Writer) (
 	*adminapi.CallReport, error,
 ) {
-	body, err := json.Marshal(wanted)
-	if err != nil {
-		return nil, err
-	}
-	res, err := c.open(ctx, http.MethodPost, "/call", url.Values{}, string(body))
+	res, err := c.open(ctx, http.MethodPost, "/call", wanted)
 	if err != nil {
 		return nil, withCode(err)
 	}

@@ -23,7 +23,6 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
@@ -107,7 +106,7 @@ func (c *adminClient) ensureRunning(ctx context.Context) error {
 	err, reason := errNotRunning, "the admin API is disabled"
 	if !c.isAdminOff() {
 		reason = errNotRunning.Error()
-		err = c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", nil)
+		err = c.get(ctx, "/servers", nil)
 	}
 	if !errors.Is(err, errNotRunning) || c.address != "" {
 		return err
@@ -138,7 +137,7 @@ func (c *adminClient) isAdminOff() bool {
 // content of a file is not used.
 func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
 	var files []adminapi.FileStatus
-	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
+	if err := c.get(ctx, "/files", &files); err != nil {
 		return false, err
 	}
 	for _, f := range files {
@@ -156,7 +155,7 @@ func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool
 // chooseServers returns the servers with these names or aliases, or all.
 func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]adminapi.ServerStatus, error) {
 	var all []adminapi.ServerStatus
-	if err := c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
+	if err := c.get(ctx, "/servers", &all); err != nil {
 		return nil, err
 	}
 	if len(all) == 0 {
@@ -187,10 +186,8 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]admi
 // check checks a server.
 func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeout time.Duration) adminapi.ServerCheck {
 	found := adminapi.ServerCheck{GatewayID: s.GatewayID, Name: s.Name}
-	query := url.Values{"gateway": {s.Label()}}
-	body := string(jsonrpc.Encode(map[string]string{"timeout": timeout.String()}))
-	err := c.request(ctx, http.MethodPost, serverPath(s.Name)+"/check", query, body, &found)
-	if err != nil {
+	path := serverPath(s.Name) + "/check?gateway=" + url.QueryEscape(s.Label())
+	if err := c.post(ctx, path, map[string]string{"timeout": timeout.String()}, &found); err != nil {
 		found.Error = err.Error()
 		if failure, ok := errors.AsType[*adminapi.Error](err); ok {
 			found.Code = failure.Code
@@ -202,7 +199,7 @@ func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeo
 // checkStore checks the shared store. It returns nil if there is none.
 func (c *adminClient) checkStore(ctx context.Context) (*mcpstore.Check, error) {
 	found := new(mcpstore.Check)
-	err := c.request(ctx, http.MethodPost, "/store/check", url.Values{}, "", found)
+	err := c.post(ctx, "/store/check", nil, found)
 	if failure, ok := errors.AsType[*adminapi.Error](err); ok && failure.Code == "not_found" {
 		return nil, nil
 	}

@@ -4,6 +4,7 @@
 package command
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
@@ -63,11 +65,18 @@ func serverPath(server string) string { return "/servers/" + url.PathEscape(serv
 // errNotRunning means that nothing listens at the admin address.
 var errNotRunning = errors.New("no Caddy is running")
 
-// request sends a request to the API. It decodes the response into answer unless that is nil.
-func (c *adminClient) request(
-	ctx context.Context, method, path string, query url.Values, body string, answer any,
-) error {
-	res, err := c.open(ctx, method, path, query, body)
+// get sends a GET request to the API, and decodes the response into answer unless that is nil.
+func (c *adminClient) get(ctx context.Context, path string, answer any) error {
+	return c.request(ctx, http.MethodGet, path, nil, answer)
+}
+
+// post sends a POST request to the API. body and answer may be nil.
+func (c *adminClient) post(ctx context.Context, path string, body, answer any) error {
+	return c.request(ctx, http.MethodPost, path, body, answer)
+}
+
+func (c *adminClient) request(ctx context.Context, method, path string, body, answer any) error {
+	res, err := c.open(ctx, method, path, body)
 	if err != nil {
 		return err
 	}
@@ -81,25 +90,24 @@ func (c *adminClient) request(
 	return nil
 }
 
-// open sends a request to the API, with the gateway of the flags in its query. It returns error
-// responses as *[adminapi.Error].
-func (c *adminClient) open(
-	ctx context.Context, method, path string, query url.Values, body string,
-) (*http.Response, error) {
+// open sends a request to the API. Unless the path selects a gateway, the flag does. It returns
+// error responses as *[adminapi.Error].
+func (c *adminClient) open(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	client, origin, err := c.httpClient()
 	if err != nil {
 		return nil, err
 	}
-	if c.gateway != "" && query.Get("gateway") == "" {
-		query.Set("gateway", c.gateway)
+	var content []byte
+	if body != nil {
+		content = jsonrpc.Encode(body)
 	}
-	uri := "/mcp_gateway" + path
-	if len(query) > 0 {
-		uri += "?" + query.Encode()
-	}
-	r, err := http.NewRequestWithContext(ctx, method, origin+uri, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, origin+"/mcp_gateway"+path, bytes.NewReader(content))
 	if err != nil {
 		return nil, err
+	}
+	if query := r.URL.Query(); c.gateway != "" && query.Get("gateway") == "" {
+		query.Set("gateway", c.gateway)
+		r.URL.RawQuery = query.Encode()
 	}
 	r.Header.Set("Origin", origin)
 	r.Header.Set("Content-Type", "application/json")

@@ -201,25 +201,40 @@ func unknownName(kind, name string, known []string) error {
 	return fmt.Errorf("mcp_gateway has no %s %q; it has %s", kind, name, strings.Join(known, ", "))
 }
 
+// readConfig reads a configuration file, by default the Caddyfile in the current directory. from is
+// the name of the file.
+func readConfig(file, adapter string) (config []byte, from string, err error) {
+	config, from, err = configfile.Load(file, adapter)
+	if err == nil && config == nil {
+		err = errors.New("no Caddyfile in the current directory; set --config")
+	}
+	return config, from, err
+}
+
+// runConfig makes this process run a configuration that was made from a file.
+func runConfig(config []byte, from string) error {
+	// If the reader of the output disappears, SIGPIPE must not kill this process before its children.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	if err := caddy.Load(config, true); err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	return nil
+}
+
 // startPrivate runs the gateways of a configuration in this process, for this adminClient only. Of
 // the rest of the configuration only mcp_store runs. It neither listens on the network nor logs.
 func (c *adminClient) startPrivate(file string) error {
-	config, from, err := configfile.Load(file, c.adapter)
-	switch {
-	case err != nil:
+	config, from, err := readConfig(file, c.adapter)
+	if err != nil {
 		return err
-	case config == nil:
-		return errors.New("no Caddyfile in the current directory; set --config")
 	}
 	config, err = privateConfig(config, c.gateway)
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	mcpgateway.SetOneCommand()
-	// If the reader of the output disappears, SIGPIPE must not kill this process before its children.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := caddy.Load(config, true); err != nil {
-		return fmt.Errorf("%s: %w", from, err)
+	if err := runConfig(config, from); err != nil {
+		return err
 	}
 	c.private = true
 	return nil

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -18,7 +16,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
@@ -41,7 +38,7 @@ It needs the admin API of the running Caddy.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
 				var all []adminapi.ServerStatus
-				if err := admin.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
+				if err := admin.get(ctx, "/servers", &all); err != nil {
 					return err
 				}
 				if asJSON {
@@ -196,12 +193,8 @@ func newLogoutCommand() *cobra.Command {
 		Short: "Ends the login of the gateway, or of one of its clients, to a server",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			body := ""
-			if client != "" {
-				body = string(jsonrpc.Encode(map[string]string{"client": client}))
-			}
-			path := serverPath(args[0]) + "/logout"
-			if err := admin.request(context.Background(), http.MethodPost, path, url.Values{}, body, nil); err != nil {
+			path, body := serverPath(args[0])+"/logout", map[string]string{"client": client}
+			if err := admin.post(context.Background(), path, body, nil); err != nil {
 				return err
 			}
 			fmt.Println("logged out of", args[0])
@@ -219,7 +212,7 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 	defer ticker.Stop()
 	for shown := false; ; {
 		var status adminapi.ServerStatus
-		if err := c.request(ctx, http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
+		if err := c.get(ctx, serverPath(server), &status); err != nil {
 			return err
 		}
 		switch {

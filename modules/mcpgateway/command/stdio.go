@@ -20,7 +20,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
@@ -63,12 +62,9 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	stdout := os.Stdout
 	os.Stdout = os.Stderr
 
-	config, file, err := configfile.Load(flags.String("config"), flags.String("adapter"))
-	switch {
-	case err != nil:
+	config, file, err := readConfig(flags.String("config"), flags.String("adapter"))
+	if err != nil {
 		return caddy.ExitCodeFailedStartup, err
-	case config == nil:
-		return caddy.ExitCodeFailedStartup, errors.New("no Caddyfile in the current directory; set --config")
 	}
 	config, path, err := stdioConfig(config, flags.String("gateway"), flags.String("server"), flags.String("client"))
 	if err != nil {
@@ -79,10 +75,8 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// If the client disappears, SIGPIPE must not kill this process before its children.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if err := caddy.Load(config, true); err != nil {
-		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
+	if err := runConfig(config, file); err != nil {
+		return caddy.ExitCodeFailedStartup, err
 	}
 	err = bridgeStdio(ctx, path, os.Stdin, stdout)
 	if err != nil && ctx.Err() == nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -53,14 +52,14 @@ It needs the admin API of the running Caddy.`,
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
 				var all adminapi.ToolListing
-				query := url.Values{}
+				path := "/tools"
 				if client != "" {
-					query.Set("client", client)
+					path += "?client=" + url.QueryEscape(client)
 				}
-				if why {
-					query.Set("why", "true")
+				if why { // which needs client
+					path += "&why=true"
 				}
-				if err := admin.request(ctx, http.MethodGet, "/tools", query, "", &all); err != nil {
+				if err := admin.get(ctx, path, &all); err != nil {
 					return err
 				}
 				several := hasSeveralGateways(&all)
