@@ -21,7 +21,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
@@ -134,52 +133,57 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 		return nil, h.Errf("mcp_gateway takes no arguments, only a matcher and a block")
 	}
 	handler := new(Handler)
-	var auth providers
-	var deferred checks
-	lines := gatewayLines(handler, &auth, &deferred)
-	lines["server"] = func(d *caddyfile.Dispenser) error {
-		line := d.Token()
-		server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
-		if err != nil {
-			return err
-		}
-		handler.Servers = append(handler.Servers, server)
-		deferred.add(line, func() error {
-			if err := newChecker(handler).server(server); err != nil {
-				return fmt.Errorf("server %s: %w", server.Name, err)
-			}
-			return nil
-		})
-		return nil
-	}
+	p := &gatewayParser{helper: h, gateway: handler}
+	lines := p.lines()
 	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
 		return setting.UnknownSubdirective(d, lines.Words(), adviceInGateway())
 	}
 	check := func() error { return newChecker(handler).settings() }
 	err := setting.BlockChecked(h.Dispenser, lines, check,
 		"server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
-	if err == nil {
-		err = deferred.run()
+	for _, check := range p.checks {
+		if err == nil {
+			err = check()
+		}
 	}
 	if err == nil {
-		handler.AllowUnauthenticated, err = auth.removeNone()
+		handler.AllowUnauthenticated, err = p.auth.removeNone()
 	}
 	if err != nil {
 		return nil, err
 	}
-	handler.AuthRaw = auth.json()
+	handler.AuthRaw = p.auth.json()
 	return handler, nil
 }
 
-// gatewayLines returns the settings of a gateway, without its servers.
-func gatewayLines(handler *Handler, auth *providers, deferred *checks) setting.Lines {
+// A gatewayParser parses the block of a gateway.
+type gatewayParser struct {
+	helper  httpcaddyfile.Helper
+	gateway *Handler
+	auth    providers
+	checks  []func() error // run after the whole block is parsed
+}
+
+// checkLater runs a check after the whole block is parsed. Its error names the line of the token.
+func (p *gatewayParser) checkLater(line caddyfile.Token, check func() error) {
+	p.checks = append(p.checks, func() error {
+		if err := check(); err != nil {
+			return setting.ErrorAt(line, err)
+		}
+		return nil
+	})
+}
+
+// lines returns the settings of a gateway.
+func (p *gatewayParser) lines() setting.Lines {
+	handler := p.gateway
 	checkOrigins := func() error { return handler.originPolicy().Validate() }
 	checkKey := func() error { return checkLiteralKey(handler.SessionKey) }
 	return setting.Lines{
 		"name":                setting.Text(&handler.Name),
 		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
 		"mask":                parseMask(&handler.Mask),
-		"focus":               parseFocus(&handler.Focus),
+		"focus":               setting.Nested(&handler.Focus),
 		"request_limit":       setting.NotZero(&handler.RequestLimit, setting.Size, "request_limit: must not be 0"),
 		"in_flight_limit":     setting.NotZero(&handler.InFlightLimit, setting.Size, "in_flight_limit: must not be 0"),
 		"response_limit":      setting.NotZero(&handler.ResponseLimit, setting.Size, "response_limit: must not be 0"),
@@ -196,19 +200,37 @@ func gatewayLines(handler *Handler, auth *providers, deferred *checks) setting.L
 		"origins":             setting.Check(setting.List(&handler.Origins, "origins"), checkOrigins),
 		"hosts":               setting.Check(setting.List(&handler.Hosts, "hosts"), checkOrigins),
 		"public_url":          setting.Text(&handler.PublicURL),
-		"auth":                auth.parse,
+		"auth":                p.auth.parse,
 		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),
-		"rate":                parseRate(handler, &handler.Rates, deferred),
-		"client":              parseClient(handler, auth, deferred),
+		"rate":                p.parseRate(&handler.Rates),
+		"client":              p.parseClient,
 		"health_interval":     setting.Duration(&handler.HealthInterval),
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
 		"audit":               setting.Text(&handler.Audit),
 		"record":              setting.Switch(&handler.Record),
-		"route_notifications": parseNotificationRoute(handler, deferred),
+		"route_notifications": p.parseNotificationRoute,
 		"servers_from":        parseServersFrom(&handler.ServersFrom),
-		"answer":              parseAnswer(handler, deferred),
+		"answer":              p.parseAnswer,
+		"server":              p.parseServer,
 	}
+}
+
+// parseServer parses a server line and block.
+func (p *gatewayParser) parseServer(d *caddyfile.Dispenser) error {
+	line := d.Token()
+	server, err := parseServer(p.helper.WithDispenser(d.NewFromNextSegment()))
+	if err != nil {
+		return err
+	}
+	p.gateway.Servers = append(p.gateway.Servers, server)
+	p.checkLater(line, func() error {
+		if err := newChecker(p.gateway).server(server); err != nil {
+			return fmt.Errorf("server %s: %w", server.Name, err)
+		}
+		return nil
+	})
+	return nil
 }
 
 // parseMask parses the arguments and block of observation_mask. With a block, keep_media and
@@ -354,18 +376,10 @@ func (s *Server) lines() setting.Lines {
 		"start":               setting.Text(&s.Start),
 		"path":                setting.Text(&s.Path),
 		"mask":                parseMask(&s.Mask),
-		"focus":               parseFocus(&s.Focus),
+		"focus":               setting.Nested(&s.Focus),
 		"optional":            setting.Switch(&s.Optional),
 		"forward_auth_header": setting.Optional(&s.ForwardAuthHeader, setting.Switch),
-		"oauth":               parseOAuth(&s.OAuth),
-	}
-}
-
-// parseOAuth parses the oauth block of a server.
-func parseOAuth(o **login.Config) setting.Line {
-	return func(d *caddyfile.Dispenser) error {
-		*o = new(login.Config)
-		return (*o).UnmarshalCaddyfile(d.NewFromNextSegment())
+		"oauth":               setting.Nested(&s.OAuth),
 	}
 }
 
@@ -507,12 +521,12 @@ func serverWords(stdio bool) []string {
 
 // clientWords returns the subdirectives of a client.
 func clientWords() []string {
-	return new(Client).lines(new(Handler), new(providers), new(checks)).Words()
+	return new(gatewayParser).clientLines(new(Client)).Words()
 }
 
 // gatewayWords returns the subdirectives of a gateway.
 func gatewayWords() []string {
-	return append(gatewayLines(new(Handler), new(providers), new(checks)).Words(), "server")
+	return (&gatewayParser{gateway: new(Handler)}).lines().Words()
 }
 
 // adviceInGateway returns advice on words that are unknown in a gateway block.

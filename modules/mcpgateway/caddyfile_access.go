@@ -91,45 +91,43 @@ func (p *providers) json() (raw []json.RawMessage) {
 }
 
 // parseClient parses a client block.
-func parseClient(h *Handler, p *providers, deferred *checks) setting.Line {
-	return func(d *caddyfile.Dispenser) error {
-		c := new(Client)
-		line := d.Token()
-		if !d.AllArgs(&c.Name) {
-			return setting.Expected(d, "client", "<name>")
-		}
-		h.Clients = append(h.Clients, c)
-		deferred.add(line, func() error { return c.checkUnique(h.Clients) })
-		lines := c.lines(h, p, deferred)
-		lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
-			return setting.UnknownSubdirective(d, lines.Words(), adviceInClient())
-		}
-		return setting.BlockChecked(d, lines, c.validate,
-			"match", "token", allow, deny, confirm, "redact", "redact_fields", "rate")
+func (p *gatewayParser) parseClient(d *caddyfile.Dispenser) error {
+	c := new(Client)
+	line := d.Token()
+	if !d.AllArgs(&c.Name) {
+		return setting.Expected(d, "client", "<name>")
 	}
+	p.gateway.Clients = append(p.gateway.Clients, c)
+	p.checkLater(line, func() error { return c.checkUnique(p.gateway.Clients) })
+	lines := p.clientLines(c)
+	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
+		return setting.UnknownSubdirective(d, lines.Words(), adviceInClient())
+	}
+	return setting.BlockChecked(d, lines, c.validate,
+		"match", "token", allow, deny, confirm, "redact", "redact_fields", "rate")
 }
 
-// lines returns the settings of a client.
-func (c *Client) lines(h *Handler, p *providers, deferred *checks) setting.Lines {
+// clientLines returns the settings of a client.
+func (p *gatewayParser) clientLines(c *Client) setting.Lines {
 	return setting.Lines{
 		"match":         setting.List(&c.Match, "names"),
-		"token":         func(d *caddyfile.Dispenser) error { return parseToken(d, c, p) },
+		"token":         p.parseToken(c),
 		"default":       setting.Text(&c.Default),
-		allow:           parseRule(h, c, deferred),
-		deny:            parseRule(h, c, deferred),
-		confirm:         parseRule(h, c, deferred),
+		allow:           p.parseRule(c),
+		deny:            p.parseRule(c),
+		confirm:         p.parseRule(c),
 		"redact":        setting.Check(setting.List(&c.Redact, "regexps"), c.checkRedaction),
 		"redact_fields": setting.Check(setting.List(&c.RedactFields, "members"), c.checkRedaction),
-		"rate":          parseRate(h, &c.Rates, deferred),
+		"rate":          p.parseRate(&c.Rates),
 	}
 }
 
 // parseRule parses an allow, deny or confirm line.
-func parseRule(h *Handler, c *Client, deferred *checks) setting.Line {
+func (p *gatewayParser) parseRule(c *Client) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		rule := &AccessRule{Action: d.Val()}
 		c.Rules = append(c.Rules, rule)
-		deferred.add(d.Token(), func() error { return h.serverNames().checkRule(rule) })
+		p.checkLater(d.Token(), func() error { return p.gateway.serverNames().checkRule(rule) })
 		return setting.Check(rule.parse, rule.check)(d)
 	}
 }
@@ -156,26 +154,28 @@ func (r *AccessRule) parse(d *caddyfile.Dispenser) error {
 }
 
 // parseToken parses the token line of a client.
-func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
-	var token string
-	if err := setting.Secret(&token)(d); err != nil {
-		return err
+func (p *gatewayParser) parseToken(c *Client) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		var token string
+		if err := setting.Secret(&token)(d); err != nil {
+			return err
+		}
+		if c.isPattern() {
+			return d.Errf("client %s: token: a client whose name is a pattern cannot have a token", c.Name)
+		}
+		if err := auth.CheckToken(token); err != nil {
+			return d.Errf("client %s: token: %w", c.Name, err)
+		}
+		auth.WarnShortToken(d, token, c.Name)
+		if err := p.auth.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name}); err != nil {
+			return d.WrapErr(err)
+		}
+		return nil
 	}
-	if c.isPattern() {
-		return d.Errf("client %s: token: a client whose name is a pattern cannot have a token", c.Name)
-	}
-	if err := auth.CheckToken(token); err != nil {
-		return d.Errf("client %s: token: %w", c.Name, err)
-	}
-	auth.WarnShortToken(d, token, c.Name)
-	if err := p.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name}); err != nil {
-		return d.WrapErr(err)
-	}
-	return nil
 }
 
 // parseRate parses a rate line: [<server::tool>] <requests>/<duration> [burst <requests>].
-func parseRate(h *Handler, rates *[]*Rate, deferred *checks) setting.Line {
+func (p *gatewayParser) parseRate(rates *[]*Rate) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		line := d.Token()
 		args := d.RemainingArgs()
@@ -207,62 +207,59 @@ func parseRate(h *Handler, rates *[]*Rate, deferred *checks) setting.Line {
 		if err := r.validate(); err != nil {
 			return d.WrapErr(err)
 		}
-		deferred.add(line, func() error { return h.serverNames().checkRate(r) })
+		p.checkLater(line, func() error { return p.gateway.serverNames().checkRate(r) })
 		return nil
 	}
 }
 
 // parseNotificationRoute parses a route_notifications line.
-func parseNotificationRoute(h *Handler, deferred *checks) setting.Line {
-	return func(d *caddyfile.Dispenser) error {
-		line := d.Token()
-		args := d.RemainingArgs()
-		if len(args) < 2 {
-			return setting.Expected(d, line.Text, "<method> <servers...>")
-		}
-		route := &NotificationRoute{Method: args[0], Servers: args[1:]}
-		h.NotificationRoutes = append(h.NotificationRoutes, route)
-		deferred.add(line, func() error {
-			if err := route.validate(h.serverNames()); err != nil {
-				return fmt.Errorf("%s: %w", line.Text, err)
-			}
-			return nil
-		})
-		return nil
+func (p *gatewayParser) parseNotificationRoute(d *caddyfile.Dispenser) error {
+	line := d.Token()
+	args := d.RemainingArgs()
+	if len(args) < 2 {
+		return setting.Expected(d, line.Text, "<method> <servers...>")
 	}
+	route := &NotificationRoute{Method: args[0], Servers: args[1:]}
+	p.gateway.NotificationRoutes = append(p.gateway.NotificationRoutes, route)
+	p.checkLater(line, func() error {
+		if err := route.validate(p.gateway.serverNames()); err != nil {
+			return fmt.Errorf("%s: %w", line.Text, err)
+		}
+		return nil
+	})
+	return nil
 }
 
 // parseAnswer parses an answer line: <server> <method> deliver | drop, or a block with roots.
-func parseAnswer(h *Handler, deferred *checks) setting.Line {
-	return func(d *caddyfile.Dispenser) error {
-		line, a := d.Token(), new(Answer)
-		args := d.RemainingArgs()
-		if len(args) < 2 || len(args) > 3 {
-			return setting.Expected(d, "answer", "<server> <method> deliver | drop")
-		}
-		server := args[0]
-		a.Method = args[1]
-		if len(args) == 3 {
-			a.Action = args[2]
-			if a.Action != deliver && a.Action != drop {
-				return d.Errf("answer: %q must be deliver or drop", a.Action)
-			}
-		}
-		err := setting.BlockChecked(d, setting.Lines{"roots": setting.List(&a.Roots, "uris")}, a.check, "roots")
-		if err != nil {
-			return err
-		}
-		if a.Action == "" && len(a.Roots) == 0 {
-			return setting.ErrorAt(line, errors.New("answer: expected deliver, drop or a block with roots"))
-		}
-		deferred.add(line, func() error {
-			s := h.serverNames().find(server)
-			if s == nil {
-				return fmt.Errorf("answer: unknown server %s%s", server, h.serverNames().didYouMean(server))
-			}
-			s.Answers = append(s.Answers, a)
-			return nil
-		})
-		return nil
+func (p *gatewayParser) parseAnswer(d *caddyfile.Dispenser) error {
+	line, a := d.Token(), new(Answer)
+	args := d.RemainingArgs()
+	if len(args) < 2 || len(args) > 3 {
+		return setting.Expected(d, "answer", "<server> <method> deliver | drop")
 	}
+	server := args[0]
+	a.Method = args[1]
+	if len(args) == 3 {
+		a.Action = args[2]
+		if a.Action != deliver && a.Action != drop {
+			return d.Errf("answer: %q must be deliver or drop", a.Action)
+		}
+	}
+	err := setting.BlockChecked(d, setting.Lines{"roots": setting.List(&a.Roots, "uris")}, a.check, "roots")
+	if err != nil {
+		return err
+	}
+	if a.Action == "" && len(a.Roots) == 0 {
+		return setting.ErrorAt(line, errors.New("answer: expected deliver, drop or a block with roots"))
+	}
+	p.checkLater(line, func() error {
+		names := p.gateway.serverNames()
+		s := names.find(server)
+		if s == nil {
+			return fmt.Errorf("answer: unknown server %s%s", server, names.didYouMean(server))
+		}
+		s.Answers = append(s.Answers, a)
+		return nil
+	})
+	return nil
 }

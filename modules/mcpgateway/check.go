@@ -14,7 +14,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
@@ -32,28 +31,6 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
-
-// checks holds validations to run after the whole Caddyfile block is parsed.
-type checks []func() error
-
-// add adds a check. Its error names the line of the token.
-func (c *checks) add(line caddyfile.Token, check func() error) {
-	*c = append(*c, func() error {
-		if err := check(); err != nil {
-			return setting.ErrorAt(line, err)
-		}
-		return nil
-	})
-}
-
-func (c checks) run() error {
-	for _, check := range c {
-		if err := check(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // A checker validates the configuration of a gateway.
 type checker struct {

@@ -277,14 +277,6 @@ func (f *Focus) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, f.check)
 }
 
-// parseFocus parses the focus line and block.
-func parseFocus(f **Focus) setting.Line {
-	return func(d *caddyfile.Dispenser) error {
-		*f = new(Focus)
-		return (*f).UnmarshalCaddyfile(d.NewFromNextSegment())
-	}
-}
-
 // argumentName matches names that all model APIs accept.
 var argumentName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
 

@@ -318,6 +318,17 @@ func Optional[T any](field **T, line func(*T) Line) Line {
 	}
 }
 
+// Nested reads a field that is nil unless set, and that parses its own arguments and block.
+func Nested[T any, P interface {
+	*T
+	caddyfile.Unmarshaler
+}](field **T) Line {
+	return func(d *caddyfile.Dispenser) error {
+		*field = new(T)
+		return P(*field).UnmarshalCaddyfile(d.NewFromNextSegment())
+	}
+}
+
 // NotZero reads a field whose zero value means the default and cannot be set. refusal is the error
 // for zero.
 func NotZero[T comparable](field *T, line func(*T) Line, refusal string) Line {
