@@ -100,6 +100,11 @@ func (b *builtins) tool(name string) func(builtinCall) *jsonrpc.Failure {
 	return nil
 }
 
+// replaces reports whether the gateway lists a tool of its own under the name of a server's tool, as
+// with another gateway as the only server and without a separator. With discovery, call_tool reaches
+// the server's.
+func (b *builtins) replaces(name string) bool { return !b.g.config.Discovery && b.tool(name) != nil }
+
 // originals returns a reader of the originals that a client may read. It applies the current rules.
 func (b *builtins) originals(q *inbound.Request) recovery.Reader {
 	c, shared := &q.Caller, b.g.config.Originals

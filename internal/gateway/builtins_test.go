@@ -135,6 +135,29 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
+// Without a separator, a server can have a tool with the name of the gateway's. Model APIs refuse two
+// tools of the same name.
+func TestAToolWithTheNameOfTheGateways(t *testing.T) {
+	for recovers, want := range map[bool][]string{
+		false: {"recover_observation", "x"}, true: {"x", "recover_observation"},
+	} {
+		p := legacyPeer("a").hasTools("recover_observation", "x")
+		u := newGateway(t, func(c *Config) {
+			c.Naming.Separator = ""
+			if recovers {
+				c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{}, true
+			}
+		}, p).legacy(t)
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
+			t.Errorf("recovers %v: listed %v, want %v", recovers, got, want)
+		}
+		u.call("recover_observation")
+		if n := p.count("tools/call"); (n == 0) != recovers {
+			t.Errorf("recovers %v: %d calls reached the server", recovers, n)
+		}
+	}
+}
+
 // Calls through call_tool get the required headers.
 func TestDiscoveryRepeatsArgumentsInHeaders(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {

@@ -179,6 +179,9 @@ func (g *Gateway) viewKey(identity string) string {
 	if g.config.PinTools {
 		view += " pinned"
 	}
+	if !g.config.Discovery && g.builtin.recovers() {
+		view += " recovers"
+	}
 	return view
 }
 

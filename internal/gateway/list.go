@@ -292,6 +292,8 @@ func (b *builder) decide(item *mcp.Item) acl.Decision {
 		return decision
 	case b.seen[item.Name]: // duplicates confuse clients
 		return acl.Because("the server lists it more than once", acl.Deny)
+	case b.kind == mcp.Tools && b.g.builtin.replaces(b.shownName(item.Name)):
+		return acl.Because("the gateway has a tool of this name", acl.Deny)
 	case b.kind == mcp.Tools:
 		if err := b.addParams(item); err != nil {
 			return acl.Because("its definition is invalid: "+err.Error(), acl.Deny)
