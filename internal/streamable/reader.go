@@ -494,6 +494,10 @@ type Position struct {
 	retry time.Duration // pause that the server has asked for
 }
 
+// CanResume reports whether the server has sent an event after which the stream can be resumed. p
+// may be nil.
+func (p *Position) CanResume() bool { return p != nil && p.ID != "" }
+
 // advance records that an event was read. The event is new if its id differs from the last one or,
 // without an id, if it has data.
 func (p *Position) advance(f *sse.Fields, hasData bool) {

@@ -71,6 +71,13 @@ func (b binding) claimIDs(header http.Header) *jsonrpc.Failure {
 	return nil
 }
 
+// bindSession replaces the id of a new session by the id for the client.
+func (b binding) bindSession(header http.Header) {
+	if id := httpbody.GetHeader(header, mcp.SessionHeader); id != "" && b.isPersonal() {
+		header.Set(mcp.SessionHeader, b.bind(boundSession, id))
+	}
+}
+
 // bindEvents wraps w if the ids of events must be bound to the client. r is the request to the
 // server.
 func (b binding) bindEvents(w http.ResponseWriter, r *http.Request) http.ResponseWriter {
@@ -81,14 +88,10 @@ func (b binding) bindEvents(w http.ResponseWriter, r *http.Request) http.Respons
 	return &eventBinder{next: w, binding: b}
 }
 
-// binding returns the binding for the server and the caller. At Aggregate it binds nothing, because
+// binding returns the binding for the server and the caller. It is not for Aggregate, because
 // sessions there are the gateway's.
 func (x *Exchange) binding() binding {
-	b := binding{sealer: x.Shared.Sealer, server: x.Server.Name}
-	if x.Kind != Aggregate {
-		b.client = x.Caller.Identity
-	}
-	return b
+	return binding{sealer: x.Shared.Sealer, server: x.Server.Name, client: x.Caller.Identity}
 }
 
 // An eventBinder binds the ids of events to the client. Everything else passes unchanged.

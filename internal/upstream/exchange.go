@@ -148,10 +148,10 @@ func (x *Exchange) context(r *http.Request) context.Context {
 // forward sends r to the server.
 func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	target, failure := x.target(r)
-	if failure == nil {
+	if failure == nil && x.namesTasks() {
 		failure = x.Shared.Tasks.check(&x.Caller, x.Server, x.PostedMessage)
 	}
-	if failure == nil {
+	if failure == nil && x.Kind != Aggregate { // sessions there are the gateway's
 		failure = x.binding().claimIDs(r.Header)
 	}
 	if failure != nil {
@@ -277,8 +277,8 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if filter != nil {
 		w = filter
 	}
-	if watcher := newTaskWatcher(x, w, r); watcher != nil {
-		w = watcher
+	if x.Caller.Identity != "" { // tasks of unidentified clients are not bound
+		w = watchTasks(x, w, r)
 	}
 	if x.Kind == Single {
 		w = x.binding().bindEvents(w, r)
@@ -395,9 +395,13 @@ func (x *Exchange) record(httpMethod string) {
 	if !x.inspection.counts(x) {
 		return
 	}
-	answered, fault := x.serverHealth(httpMethod)
 	r := x.NewRecord(x.Server.Name, httpMethod, x.Kind)
-	r.Outcome, r.ErrorCode, r.Duration, r.Answered, r.Fault = x.Outcome, x.ErrorCode, time.Since(x.Began), answered, fault
+	r.Outcome, r.ErrorCode, r.Duration = x.Outcome, x.ErrorCode, time.Since(x.Began)
+	if httpMethod == http.MethodPost && x.Message.IsRequest() && !x.IsOwn && !x.ClientGone {
+		if r.Answered = x.answered; !r.Answered {
+			r.Fault = x.fault()
+		}
+	}
 	x.Shared.Observer.RequestDone(r)
 }
 
@@ -425,8 +429,10 @@ func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
 	host := r.Host // the routes may change it
 	failure := x.forward(r)
-	rest := resumption{x: x, last: x, ctx: x.context(r), r: r, host: host}
-	failure = rest.run(failure)
+	if x.reader.Position.CanResume() {
+		rest := resumption{x: x, last: x, ctx: x.context(r), r: r, host: host}
+		failure = rest.run(failure)
+	}
 	code, answered := x.reader.Outcome()
 	x.answered = answered
 	switch {

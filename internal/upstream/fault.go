@@ -160,27 +160,21 @@ func (e *unexpectedResponse) text(s *Server) string {
 	return text
 }
 
-// serverHealth reports whether the server responded to a client's request, or why not. Both are
-// zero if that is unknown, as when the client canceled or a rule denied the request.
-func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
-	if httpMethod != http.MethodPost || !x.Message.IsRequest() || x.IsOwn || x.ClientGone {
-		return false, nil
-	}
-	if x.answered {
-		return true, nil
-	}
+// fault returns why the server did not respond to a client's request. It is nil if that is unknown,
+// as when the client canceled or a rule denied the request.
+func (x *Exchange) fault() *Fault {
 	failure := x.failure
 	if failure == nil && x.Outcome != OutcomeCanceled && x.Outcome != OutcomePanic {
 		failure = x.receiver.failure()
 	}
 	if failure == nil || failure.Cause == jsonrpc.CauseTooLarge {
-		return false, nil
+		return nil
 	}
 	certainty := Certain
 	switch failure.Data.Symbol {
 	case "connect_error":
 		if x.Server.ChildrenOnly && failure.Cause == jsonrpc.CauseEnded {
-			return false, nil // its pool logs that, and knows when it is back
+			return nil // its pool logs that, and knows when it is back
 		}
 	case "timeout":
 		certainty = certaintyOf(x.MethodName())
@@ -188,7 +182,7 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 		certainty, failure = certaintyOf(x.MethodName()), failure.Because(x.UnexpectedResponse())
 	case "http_error":
 		if x.isClientFault(failure.Data.StatusCode) {
-			return false, nil
+			return nil
 		}
 		certainty = Weak
 		if failure.Data.StatusCode >= 500 {
@@ -196,11 +190,11 @@ func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
 		}
 		failure = failure.Because(x.UnexpectedResponse())
 	default:
-		return false, nil
+		return nil
 	}
 	f := x.Server.Fault(failure, x.MethodName(), x.Server.Timeout)
 	f.Certainty = certainty
-	return false, f
+	return f
 }
 
 // certaintyOf returns how much a missing response to a method says about the server. One tool may

@@ -14,7 +14,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -109,8 +108,8 @@ func (rr *responseReceiver) WriteHeader(status int) {
 	if rr.escapes {
 		httpbody.DropDescription(header)
 	}
-	if b, id := rr.x.binding(), httpbody.GetHeader(header, mcp.SessionHeader); id != "" && b.isPersonal() {
-		header.Set(mcp.SessionHeader, b.bind(boundSession, id))
+	if rr.x.Kind != Aggregate {
+		rr.x.binding().bindSession(header)
 	}
 	if rr.x.Kind == RPC && (status == http.StatusOK || status == http.StatusForbidden) &&
 		httpbody.TypeOf(httpbody.GetHeader(header, "Content-Type")) == httpbody.Other {

@@ -98,6 +98,11 @@ func (p *PostedMessage) isHandshakeOrList() bool {
 	return isList || method == "initialize" || method == "server/discover"
 }
 
+// namesTasks reports whether the message names tasks of the server.
+func (p *PostedMessage) namesTasks() bool {
+	return p.Message.Has(jsonrpc.TaskID) || p.Message.Has(jsonrpc.TaskIDs)
+}
+
 // answersAnyRequest reports whether the response may contain responses to any requests of the
 // client: the client opened the stream, and it is not the rest of the stream of a known call.
 func (p *PostedMessage) answersAnyRequest(httpMethod string) bool {

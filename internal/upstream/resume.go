@@ -50,7 +50,7 @@ func (s *resumption) run(failure *jsonrpc.Failure) *jsonrpc.Failure {
 // isPossible reports whether the stream ended before the response and can be resumed.
 func (s *resumption) isPossible() bool {
 	x, reader := s.last, s.x.reader
-	return reader.Position != nil && reader.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
+	return reader.Position.CanResume() && (x.Message.IsRequest() || x.Resumed) &&
 		!x.reply.done() && !reader.IsTruncated() && x.failure == nil && !x.ClientGone && reader.Fault(x.Server.Name) == nil
 }
 

@@ -221,21 +221,21 @@ type taskWatcher struct {
 	task       string
 }
 
-// newTaskWatcher returns a taskWatcher that writes to w; nil if the response cannot create a task
-// for an identified client.
-func newTaskWatcher(x *Exchange, w http.ResponseWriter, r *http.Request) *taskWatcher {
+// watchTasks returns a taskWatcher that writes to w, or w itself if the response cannot create a
+// task.
+func watchTasks(x *Exchange, w http.ResponseWriter, r *http.Request) http.ResponseWriter {
 	target := mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
 	switch {
-	case x.Caller.Identity == "" || strings.HasPrefix(x.MethodName(), "tasks/"):
-		return nil
+	case strings.HasPrefix(x.MethodName(), "tasks/"):
+		return w
 	case x.answersAnyRequest(r.Method):
 		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do
 		// not send their version.
 		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
-			return nil
+			return w
 		}
 	case !x.Message.IsRequest() || !bytes.Contains(x.Message.Raw, []byte("task")):
-		return nil // the client does not ask for a task
+		return w // the client does not ask for a task
 	default:
 		if called, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
 			target = called
