@@ -13,7 +13,7 @@ import (
 )
 
 // An audience is the set of clients that servers cannot tell apart, see
-// [clientFinder.audience]. A server gives all of them the same capabilities, instructions and
+// [audienceOf]. A server gives all of them the same capabilities, instructions and
 // lists, until one of them has used its session. So a client needs no session of its own to know
 // what a server offers.
 type audience struct {

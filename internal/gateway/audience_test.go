@@ -385,7 +385,7 @@ func TestFingerprint(t *testing.T) {
 	fingerprintOf := func(identity, address string, header http.Header) uint64 {
 		q := &inbound.Request{HTTP: &http.Request{Header: header}, Caller: access.Caller{Identity: identity},
 			Peer: inbound.Peer{Address: address}}
-		return clientFinder{&aggregateRequest{Request: q}}.fingerprint()
+		return fingerprintOf(q)
 	}
 	began := fingerprintOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})
 	for name, test := range map[string]struct {

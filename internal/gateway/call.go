@@ -254,7 +254,10 @@ func (c *call) edit(edits []jsonspan.Edit) *jsonrpc.Failure {
 // send confirms the call, if a rule requires it, and sends it to the server or to the replica that
 // holds it.
 func (c *call) send() *jsonrpc.Failure {
-	replica, key := legacyRelay{c}.otherHolder()
+	var replica, key string
+	if c.era == mcp.Modern && c.g.continuations.peers != nil {
+		replica, key = legacyRelay{c}.otherHolder()
+	}
 	if replica == "" {
 		if failure := c.learnTool(); failure != nil {
 			return failure

@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ type client struct {
 	key         string // key in the clientTable, "" until the session has begun; set under its lock and mu
 	refs        int    // number of users; guarded by clientTable.mu
 	audience    string // key of the audience
-	fingerprint uint64 // of the request that began the session, see [clientFinder.fingerprint]
+	fingerprint uint64 // of the request that began the session, see [fingerprintOf]
 
 	era          mcp.Era
 	version      string
@@ -267,6 +268,74 @@ func (g *Gateway) callerOf(c *client) access.Caller {
 	caller := g.rules.Caller(c.identity)
 	caller.Askable = c.askable(&caller)
 	return caller
+}
+
+// An introduction is what a client says about itself.
+type introduction struct {
+	params       []byte // params of initialize; legacy only
+	capabilities []byte
+	info         []byte
+}
+
+// readIntroduction reads the params of initialize.
+func readIntroduction(params []byte) *introduction {
+	var p struct {
+		Capabilities json.RawMessage `json:"capabilities"`
+		Info         json.RawMessage `json:"clientInfo"`
+	}
+	_ = json.Unmarshal(params, &p) // invalid members stay empty
+	return introduction{params, p.Capabilities, p.Info}.complete()
+}
+
+// complete fills in members that the protocol requires.
+func (intro introduction) complete() *introduction {
+	if len(intro.capabilities) == 0 || intro.capabilities[0] != '{' {
+		intro.capabilities = []byte("{}")
+	}
+	if len(intro.info) == 0 || intro.info[0] != '{' {
+		intro.info = []byte(`{"name":"unknown","version":"0"}`)
+	}
+	return &intro
+}
+
+// size returns the size in bytes.
+func (intro *introduction) size() int {
+	return len(intro.params) + len(intro.capabilities) + len(intro.info)
+}
+
+// minimalParams returns params of initialize without optional data, such as icons.
+func (intro *introduction) minimalParams(version string) []byte {
+	var info struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+	}
+	_ = json.Unmarshal(intro.info, &info) // invalid members stay empty
+	info.Name, info.Version = mcp.Shortened(info.Name), mcp.Shortened(info.Version)
+	return jsonrpc.Encode(map[string]any{
+		"protocolVersion": version, "capabilities": json.RawMessage(intro.capabilities), "clientInfo": info,
+	})
+}
+
+// supports reports whether the client declared support for a server request.
+func (intro *introduction) supports(method string) bool {
+	return mcp.AcceptsServerRequest(intro.capabilities, method)
+}
+
+// supportsAny reports whether the client declared support for any server request.
+func (intro *introduction) supportsAny() bool {
+	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, intro.supports)
+}
+
+// meta returns the _meta members of modern requests that describe the client.
+func (intro *introduction) meta(level string) []byte {
+	return mcp.RequestMeta(intro.info, intro.capabilities, level)
+}
+
+// introductionTooLarge refuses a client whose introduction exceeds a limit.
+func introductionTooLarge(message string) *jsonrpc.Failure {
+	failure := jsonrpc.PayloadTooLarge()
+	failure.Message = message
+	return failure
 }
 
 // activeCalls are the calls of a client that can be canceled.

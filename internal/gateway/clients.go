@@ -5,92 +5,108 @@ import (
 	"crypto/sha256"
 	"hash/maphash"
 	"maps"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A clientFinder finds the client that sent a request.
-type clientFinder struct{ *aggregateRequest }
-
-// modern returns the client of a modern request. An audience counts as one client. The caller
-// must release it.
-func (f clientFinder) modern() (*client, *jsonrpc.Failure) {
+// findModern finds the client of a modern request. An audience counts as one client.
+func (req *aggregateRequest) findModern() *jsonrpc.Failure {
 	intro := introduction{
-		capabilities: f.Message.Literal(jsonrpc.ClientCapabilities),
-		info:         f.Message.Literal(jsonrpc.ClientInfo),
+		capabilities: req.Message.Literal(jsonrpc.ClientCapabilities),
+		info:         req.Message.Literal(jsonrpc.ClientInfo),
 	}
 	if len(intro.capabilities)+len(intro.info) > maxIntroduction {
-		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities are larger than 16 KiB")
+		return introductionTooLarge("_meta: clientInfo and clientCapabilities are larger than 16 KiB")
 	}
 	var room [8]string
-	names := upstream.HeaderNames(room[:0], f.HTTP.Header, upstream.IsIdentifying)
-	key := f.audience(names, intro.capabilities, intro.info)
-	return f.g.clients.get(key, func() *client {
+	names := upstream.HeaderNames(room[:0], req.HTTP.Header, upstream.IsIdentifying)
+	key := audienceOf(req.Request, names, intro.capabilities, intro.info)
+	req.client = req.g.clients.get(key, func() *client {
 		// Clone: they outlive the message.
 		intro.capabilities, intro.info = slices.Clone(intro.capabilities), slices.Clone(intro.info)
-		c := newClient(mcp.Modern, mcp.Stateless, f.Caller.Identity, f.Caller.Owner(), intro.complete())
+		c := newClient(mcp.Modern, mcp.Stateless, req.Caller.Identity, req.Caller.Owner(), intro.complete())
 		c.audience = key
 		return c
-	}), nil
+	})
+	return nil
 }
 
-// ofSession returns the client of a session. The caller must release it.
-func (f clientFinder) ofSession(id string) (*client, *jsonrpc.Failure) {
-	g := f.g
-	c := g.clients.get(id, func() *client {
-		t, ok := g.sealer.openTicket(id)
-		if !ok || t.Identity != f.Caller.Identity {
-			return nil // the session belongs to another client: do not store this one's headers for it
+// findSession finds the client of the session that the request names.
+func (req *aggregateRequest) findSession() *jsonrpc.Failure {
+	g, id := req.g, httpbody.GetHeader(req.HTTP.Header, mcp.SessionHeader)
+	if id == "" {
+		if req.HTTP.Method == http.MethodGet {
+			// Clients of HTTP+SSE and browsers send such requests.
+			failure := jsonrpc.MethodNotAllowed("POST")
+			failure.Message += ": this address is for MCP clients, not for browsers"
+			return failure
 		}
-		owner := t.Identity
-		if owner == "" {
-			owner = "@" + t.Address
-		}
-		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
-		c.issued = time.Unix(t.Issued, 0)
-		f.beginSession(c)
-		t.restoreLinks(c, g.config.Servers)
-		return c
-	})
+		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
+	}
+	c := g.clients.get(id, func() *client { return clientOfTicket(req, id) })
 	switch {
 	case c == nil:
-		return nil, jsonrpc.UnknownSession()
-	case c.identity != f.Caller.Identity:
+		return jsonrpc.UnknownSession()
+	case c.identity != req.Caller.Identity:
 		g.clients.release(c)
-		return nil, jsonrpc.UnknownSession()
+		return jsonrpc.UnknownSession()
 	}
-	g.replicaSync.syncSession(f.ctx, c)
+	if g.replicaSync != nil {
+		g.replicaSync.records.sync(req.ctx, c)
+	}
 	switch {
 	case g.endedSessions.has(c):
 		g.clients.release(c)
-		return nil, jsonrpc.UnknownSession()
-	case !c.isolated.Load() && f.fingerprint() != c.fingerprint:
+		return jsonrpc.UnknownSession()
+	case !c.isolated.Load() && fingerprintOf(req.Request) != c.fingerprint:
 		c.isolated.Store(true)
 	}
-	return c, nil
+	req.client = c
+	return nil
 }
 
-// audience returns the key of the client's audience: clients with the same identity, the same parts
-// (what they say about themselves), and the same values of these headers. Without an identity,
-// clients must also have the same address and certificate.
-func (f clientFinder) audience(headers []string, parts ...[]byte) string {
-	key := append(make([]byte, 0, 1<<10), f.Caller.Identity...)
-	if f.Caller.Identity == "" {
-		key = append(append(key, '@'), f.Peer.Address...)
-		if tls := f.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+// clientOfTicket returns a client that continues the session with an id. It returns nil if the id
+// is not valid for the client of the request.
+func clientOfTicket(req *aggregateRequest, id string) *client {
+	t, ok := req.g.sealer.openTicket(id)
+	if !ok || t.Identity != req.Caller.Identity {
+		return nil // the session belongs to another client: do not store this one's headers for it
+	}
+	owner := t.Identity
+	if owner == "" {
+		owner = "@" + t.Address
+	}
+	c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.InitParams))
+	c.issued = time.Unix(t.Issued, 0)
+	setAudience(c, req.g, req.Request)
+	t.restoreLinks(c, req.g.config.Servers)
+	return c
+}
+
+// audienceOf returns the key of the audience of a client: clients with the same identity, the same
+// parts (what they say about themselves), and the same values of these headers. Without an
+// identity, clients must also have the same address and certificate.
+func audienceOf(q *inbound.Request, headers []string, parts ...[]byte) string {
+	key := append(make([]byte, 0, 1<<10), q.Caller.Identity...)
+	if q.Caller.Identity == "" {
+		key = append(append(key, '@'), q.Peer.Address...)
+		if tls := q.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
 			key = append(append(key, 0), tls.PeerCertificates[0].Raw...)
 		}
 	}
 	key = append(key, 0)
 	for _, name := range headers {
 		key = append(key, name...)
-		for _, value := range f.HTTP.Header[name] {
+		for _, value := range q.HTTP.Header[name] {
 			key = append(append(key, 0), value...)
 		}
 		key = append(key, '\n')
@@ -102,11 +118,11 @@ func (f clientFinder) audience(headers []string, parts ...[]byte) string {
 	return string(sum[:])
 }
 
-// legacyAudience returns the key of the audience of a legacy client. Servers may choose their lists
-// by any header, so all such headers count.
-func (f clientFinder) legacyAudience(c *client) string {
-	names := upstream.HeaderNames(nil, f.HTTP.Header, upstream.MayVaryLists)
-	return f.audience(names, []byte("initialize"), c.introduction.params)
+// legacyAudienceOf returns the key of the audience of a legacy client. Servers may choose their
+// lists by any header, so all such headers count.
+func legacyAudienceOf(q *inbound.Request, c *client) string {
+	names := upstream.HeaderNames(nil, q.HTTP.Header, upstream.MayVaryLists)
+	return audienceOf(q, names, []byte("initialize"), c.introduction.params)
 }
 
 // A headerValue is one value of a header.
@@ -117,17 +133,17 @@ type headerValue struct {
 
 var fingerprintSeed = maphash.MakeSeed()
 
-// fingerprint returns a hash of the sender and the headers of the request. It differs whenever
-// legacyAudience differs, and is cheaper to compute: each request is compared with the one that
+// fingerprintOf returns a hash of the sender and the headers of the request. It differs whenever
+// legacyAudienceOf differs, and is cheaper to compute: each request is compared with the one that
 // began the session.
-func (f clientFinder) fingerprint() (sum uint64) {
-	if f.Caller.Identity == "" {
-		sum = maphash.String(fingerprintSeed, f.Peer.Address)
-		if tls := f.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+func fingerprintOf(q *inbound.Request) (sum uint64) {
+	if q.Caller.Identity == "" {
+		sum = maphash.String(fingerprintSeed, q.Peer.Address)
+		if tls := q.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
 			sum += maphash.Bytes(fingerprintSeed, tls.PeerCertificates[0].Raw)
 		}
 	}
-	for name, values := range f.HTTP.Header {
+	for name, values := range q.HTTP.Header {
 		if !upstream.MayVaryLists(name) {
 			continue
 		}
@@ -138,11 +154,11 @@ func (f clientFinder) fingerprint() (sum uint64) {
 	return sum
 }
 
-// beginSession sets the fingerprint and the audience of a new client. All clients of an audience
-// share one copy of its key and of the introduction.
-func (f clientFinder) beginSession(c *client) {
-	c.fingerprint, c.audience = f.fingerprint(), f.legacyAudience(c)
-	a := f.g.audience(c)
+// setAudience sets the fingerprint and the audience of a new client. All clients of an
+// audience share one copy of its key and of the introduction.
+func setAudience(c *client, g *Gateway, q *inbound.Request) {
+	c.fingerprint, c.audience = fingerprintOf(q), legacyAudienceOf(q, c)
+	a := g.audience(c)
 	c.audience, c.introduction = a.key, a.introduction
 }
 
@@ -365,4 +381,91 @@ func (t *clientTable) close() {
 	}
 	t.idle.Close()
 	t.resting.Close()
+}
+
+// sessionTime is the lifetime of a session. A replica that has not learned about the end of a
+// session accepts its id until then.
+const sessionTime = 7 * 24 * time.Hour
+
+// endedSessions are the sessions that ended before sessionTime. Their ids are refused.
+type endedSessions struct {
+	mu  sync.Mutex
+	ids *quota.Cache[[16]byte, endedSession] // by hash of the session id
+
+	// cutoffs are for owners with too many ended sessions: all sessions of the owner that began up
+	// to this time count as ended.
+	cutoffs map[string]time.Time
+}
+
+// An endedSession is a session that has ended.
+type endedSession struct {
+	owner  string
+	issued time.Time
+}
+
+const (
+	maxEndedSessions = 100_000 // 30 MB
+	maxEndedOwners   = 1_000
+)
+
+var endedSessionsQuota = quota.NewKind("ended_sessions")
+
+func newEndedSessions() *endedSessions {
+	ended := &endedSessions{cutoffs: map[string]time.Time{}}
+	onEvict := func(_ [16]byte, s endedSession) {
+		if time.Since(s.issued) < sessionTime && ended.cutoffs[s.owner].Before(s.issued) {
+			ended.cutoffs[s.owner] = s.issued
+		}
+	}
+	ended.ids = quota.NewCache(endedSessionsQuota, quota.Limits{Entries: maxEndedSessions}, sessionTime, onEvict)
+	return ended
+}
+
+// end notes that the session of a client has ended.
+func (ended *endedSessions) end(c *client) {
+	c.ended.Store(true)
+	ended.add(c.keyHash(), endedSession{c.owner, c.issued})
+}
+
+// add adds a session that has ended. hash is that of its id.
+func (ended *endedSessions) add(hash [16]byte, s endedSession) {
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	ended.ids.Put(s.owner, hash, s, 0)
+	if len(ended.cutoffs) > maxEndedOwners {
+		ended.forgetOldest()
+	}
+}
+
+// forgetOldest makes room for another owner. The forgotten owner can use its own ended sessions
+// again until they expire. The alternative would be to end sessions of other owners. The caller
+// holds the lock.
+func (ended *endedSessions) forgetOldest() {
+	var oldest string
+	for owner, until := range ended.cutoffs {
+		if oldest == "" || until.Before(ended.cutoffs[oldest]) {
+			oldest = owner
+		}
+	}
+	delete(ended.cutoffs, oldest)
+}
+
+// has reports whether the session of a client has been ended or has expired. A session that was
+// added before the client was looked up is always seen.
+func (ended *endedSessions) has(c *client) bool {
+	hash := c.keyHash()
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	_, found := ended.ids.Get(hash)
+	if found || time.Since(c.issued) > sessionTime || !c.issued.After(ended.cutoffs[c.owner]) {
+		c.ended.Store(true)
+	}
+	return c.ended.Load()
+}
+
+// close forgets all sessions.
+func (ended *endedSessions) close() {
+	ended.mu.Lock()
+	defer ended.mu.Unlock()
+	ended.ids.Close()
 }

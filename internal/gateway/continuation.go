@@ -10,7 +10,6 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
@@ -101,12 +100,8 @@ func (cs *continuations) withReplica(key string) string {
 // otherHolder returns the replica that holds the call that the request continues, and the key of
 // the call there. replica is "" if this replica holds it, or if the request continues no call.
 func (c legacyRelay) otherHolder() (replica, key string) {
-	cs := c.g.continuations
-	if c.era != mcp.Modern || cs.peers == nil {
-		return "", ""
-	}
 	key, replica = c.heldKey()
-	if replica == cs.space.Replica {
+	if replica == c.g.continuations.space.Replica {
 		return "", ""
 	}
 	return replica, key

@@ -39,7 +39,7 @@
 //
 //	replica_sync.go    topics, messages for streams at other replicas, messages of clients
 //	session_record.go  session state that session ids do not carry
-//	session_end.go     ends of sessions
+//	session_end.go     ends of sessions, for other replicas
 //	list_changes.go    list-changed notifications, here and at other replicas
 //	continuation.go    held calls that another replica continues
 package gateway
@@ -47,7 +47,6 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
@@ -136,13 +135,6 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		}
 	})
 	return g
-}
-
-// NewRequest returns a request to an endpoint.
-func (g *Gateway) NewRequest(
-	w http.ResponseWriter, r *http.Request, endpoint inbound.Endpoint, peer inbound.Peer,
-) *inbound.Request {
-	return g.gate.NewRequest(w, r, endpoint, peer)
 }
 
 // Close hands the clients over to the successor of this Gateway on the same State, if there is one.

@@ -42,7 +42,7 @@ func (h handshake) initialize() *jsonrpc.Failure {
 	intro := readIntroduction(slices.Clone(m.Literal(jsonrpc.Params)))
 	h.client = newClient(mcp.Legacy, version, h.Caller.Identity, h.Caller.Owner(), intro)
 	h.client.issued = time.Now()
-	clientFinder(h).beginSession(h.client)
+	setAudience(h.client, h.g, h.Request)
 	h.g.clients.addRef(h.client)
 	if h.g.sealer.sealTicket(h.client.ticket(nil)) == "" {
 		return introductionTooLarge("params: capabilities and clientInfo are too large for a session id")

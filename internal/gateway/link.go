@@ -292,7 +292,9 @@ func (l *link) inSession(
 		if failure := l.open(sc); failure != nil {
 			return failure
 		}
-		l.sendInitialized(sc)
+		if !l.session.isInitialized() {
+			l.sendInitialized(sc)
+		}
 		reader, session, failure := try(mayRetry)
 		if failure == nil || !mayRetry || !reader.SessionLost() {
 			return failure

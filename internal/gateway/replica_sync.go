@@ -112,14 +112,6 @@ func (rs *replicaSync) handEndsToStore() {
 	}
 }
 
-// syncSession applies the session record to the client, unless it was read since the last gap. If
-// the store is unavailable, the session continues with what its id carries.
-func (rs *replicaSync) syncSession(ctx context.Context, c *client) {
-	if rs != nil {
-		rs.records.sync(ctx, c)
-	}
-}
-
 // noteNewSession notes that a session begins here, so there is no record to read.
 func (rs *replicaSync) noteNewSession(c *client) {
 	if rs != nil {

@@ -8,13 +8,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
+
+// NewRequest returns a request to an endpoint.
+func (g *Gateway) NewRequest(
+	w http.ResponseWriter, r *http.Request, endpoint inbound.Endpoint, peer inbound.Peer,
+) *inbound.Request {
+	return g.gate.NewRequest(w, r, endpoint, peer)
+}
 
 // An aggregateRequest is a request to the aggregate endpoint.
 type aggregateRequest struct {
@@ -42,22 +48,6 @@ func (req *aggregateRequest) wholeTarget() mcp.Target {
 // sees reports whether the client may see a server.
 func (req *aggregateRequest) sees(s *upstream.Server) bool {
 	return req.Caller.Policy().MayAllow(s.Name)
-}
-
-// findSession finds the client of the session that the request names.
-func (req *aggregateRequest) findSession() (failure *jsonrpc.Failure) {
-	id := httpbody.GetHeader(req.HTTP.Header, mcp.SessionHeader)
-	if id == "" {
-		if req.HTTP.Method == http.MethodGet {
-			// Clients of HTTP+SSE and browsers send such requests.
-			failure = jsonrpc.MethodNotAllowed("POST")
-			failure.Message += ": this address is for MCP clients, not for browsers"
-			return failure
-		}
-		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
-	}
-	req.client, failure = clientFinder{req}.ofSession(id)
-	return failure
 }
 
 // answerAccepted answers a message that gets no JSON-RPC response.
@@ -316,8 +306,7 @@ func (req *aggregateRequest) postModern() *jsonrpc.Failure {
 	if !req.Message.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
 		return jsonrpc.UnsupportedVersion(req.Message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
 	}
-	var failure *jsonrpc.Failure
-	if req.client, failure = (clientFinder{req}).modern(); failure != nil {
+	if failure := req.findModern(); failure != nil {
 		return failure
 	}
 	switch method := req.CalledMethod(); method {

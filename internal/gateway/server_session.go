@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"crypto/rand"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
 // A serverSession is what a link knows about its session with the server. Its methods send nothing.
@@ -255,6 +257,20 @@ func (s *serverSession) takeUnsynced() bool {
 	unsynced := s.unsynced
 	s.unsynced = false
 	return unsynced && s.initialized
+}
+
+// A linkTicket is what a process needs to continue the session with one server.
+type linkTicket struct {
+	Server  string        `json:"i,omitempty"` // short ID of the server
+	Era     mcp.Era       `json:"e,omitempty"`
+	Version string        `json:"v,omitempty"`
+	Session string        `json:"s,omitempty"`
+	Can     mcp.Abilities `json:"c,omitempty"`
+}
+
+// setHeaders sets the headers of a request in the session.
+func (t linkTicket) setHeaders(header http.Header) {
+	streamable.Session{Era: t.Era, Version: t.Version, ID: t.Session}.SetHeaders(header)
 }
 
 // linkLists are the lists of a server that are cached for one client only.

@@ -157,7 +157,8 @@ func (sr *sessionRecords) reload() {
 	}
 }
 
-// sync implements [replicaSync.syncSession].
+// sync applies the session record to the client, unless it was read since the last gap. If the
+// store is unavailable, the session continues with what its id carries.
 func (sr *sessionRecords) sync(ctx context.Context, c *client) {
 	gap := sr.gaps() + 1
 	if c.era != mcp.Legacy || c.record.readAt.Load() == gap {

@@ -5,85 +5,12 @@ import (
 	"compress/flate"
 	"encoding/json"
 	"io"
-	"net/http"
-	"slices"
 	"strings"
 	"sync"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
-
-// An introduction is what a client says about itself.
-type introduction struct {
-	params       []byte // params of initialize; legacy only
-	capabilities []byte
-	info         []byte
-}
-
-// readIntroduction reads the params of initialize.
-func readIntroduction(params []byte) *introduction {
-	var p struct {
-		Capabilities json.RawMessage `json:"capabilities"`
-		Info         json.RawMessage `json:"clientInfo"`
-	}
-	_ = json.Unmarshal(params, &p) // invalid members stay empty
-	return introduction{params, p.Capabilities, p.Info}.complete()
-}
-
-// complete fills in members that the protocol requires.
-func (intro introduction) complete() *introduction {
-	if len(intro.capabilities) == 0 || intro.capabilities[0] != '{' {
-		intro.capabilities = []byte("{}")
-	}
-	if len(intro.info) == 0 || intro.info[0] != '{' {
-		intro.info = []byte(`{"name":"unknown","version":"0"}`)
-	}
-	return &intro
-}
-
-// size returns the size in bytes.
-func (intro *introduction) size() int {
-	return len(intro.params) + len(intro.capabilities) + len(intro.info)
-}
-
-// minimalParams returns params of initialize without optional data, such as icons.
-func (intro *introduction) minimalParams(version string) []byte {
-	var info struct {
-		Name    string `json:"name"`
-		Version string `json:"version"`
-	}
-	_ = json.Unmarshal(intro.info, &info) // invalid members stay empty
-	info.Name, info.Version = mcp.Shortened(info.Name), mcp.Shortened(info.Version)
-	return jsonrpc.Encode(map[string]any{
-		"protocolVersion": version, "capabilities": json.RawMessage(intro.capabilities), "clientInfo": info,
-	})
-}
-
-// supports reports whether the client declared support for a server request.
-func (intro *introduction) supports(method string) bool {
-	return mcp.AcceptsServerRequest(intro.capabilities, method)
-}
-
-// supportsAny reports whether the client declared support for any server request.
-func (intro *introduction) supportsAny() bool {
-	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, intro.supports)
-}
-
-// meta returns the _meta members of modern requests that describe the client.
-func (intro *introduction) meta(level string) []byte {
-	return mcp.RequestMeta(intro.info, intro.capabilities, level)
-}
-
-// introductionTooLarge refuses a client whose introduction exceeds a limit.
-func introductionTooLarge(message string) *jsonrpc.Failure {
-	failure := jsonrpc.PayloadTooLarge()
-	failure.Message = message
-	return failure
-}
 
 const (
 	// maxSessionID is the longest session id. Clients limit the size of headers; for Node.js, all
@@ -129,20 +56,6 @@ func (t *ticket) restoreLinks(c *client, servers []*upstream.Server) {
 		l.session.use(carried)
 		l.session.noteOpened(nil)
 	}
-}
-
-// A linkTicket is what a process needs to continue the session with one server.
-type linkTicket struct {
-	Server  string        `json:"i,omitempty"` // short ID of the server
-	Era     mcp.Era       `json:"e,omitempty"`
-	Version string        `json:"v,omitempty"`
-	Session string        `json:"s,omitempty"`
-	Can     mcp.Abilities `json:"c,omitempty"`
-}
-
-// setHeaders sets the headers of a request in the session.
-func (t linkTicket) setHeaders(header http.Header) {
-	streamable.Session{Era: t.Era, Version: t.Version, ID: t.Session}.SetHeaders(header)
 }
 
 // A sealer seals tickets. Only processes with the key can open them.
