@@ -168,7 +168,6 @@ func (a aggregate) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
 	}
 	// The body has been read. Drop it: requests derived from this one may outlive the handler.
 	q.HTTP.Body, q.HTTP.GetBody = http.NoBody, nil
-	g.gate.DropCredentials(q.HTTP.Header)
 	req := &aggregateRequest{
 		Request: q, g: g, client: c, out: streamable.NewWriter(q.Writer, q.HTTP.Header),
 		ctx: &inbound.Context{Context: ctx, Caller: q.Caller, Inherited: q.Peer.Inherited},

@@ -71,43 +71,40 @@ type Content struct {
 	Result    []byte // or the error, as the client got it; nil for none
 }
 
-// An audited is a request that may be reported as a call.
-type audited struct{ *Request }
-
-// begin begins to record the response of a call, if calls are recorded.
-func (q audited) begin() {
-	if _, isCall := callKind(q.MethodName()); isCall && q.gate.config.Record && !q.isUnredacted() {
+// beginRecording begins to record the response of a call, if calls are recorded.
+func beginRecording(q *Request) {
+	if _, isCall := callKind(q.MethodName()); isCall && q.gate.config.Record && !isUnredacted(q) {
 		q.Traffic.Answer = new(upstream.Recording)
 	}
 }
 
 // isUnredacted reports whether the response may contain secrets that are redacted for clients. Such
 // a response is only for the operator who requested it, and is not recorded.
-func (q audited) isUnredacted() bool {
+func isUnredacted(q *Request) bool {
 	return q.operator != nil && q.operator.Inspection.Raw ||
 		q.gate.Rules.Redacts() && q.Caller.Identity == access.OperatorIdentity
 }
 
-// report reports the end of a call, unless the call still awaits a confirmation.
-func (q audited) report() {
+// reportCall reports the end of a call, unless the call still awaits a confirmation.
+func reportCall(q *Request) {
 	kind, ok := callKind(q.MethodName())
 	if !ok || q.denial == nil && (!q.AdmitAsked || q.Elicitation.AwaitsConfirmation()) {
 		return
 	}
 	c := Call{
-		Client: q.client(), Identity: q.Caller.Name, Owner: q.owner(), Address: q.Peer.Address,
+		Client: clientOfCall(q), Identity: q.Caller.Name, Owner: ownerOfCall(q), Address: q.Peer.Address,
 		Method: q.MethodName(), Target: mcp.Target{Server: q.serverName(), Kind: kind}, RequestID: q.RequestID(),
 		Outcome: q.Outcome, ErrorCode: q.ErrorCode, Duration: time.Since(q.Began), Confirmed: q.Elicitation.Confirmed,
 		Received: q.Traffic.Received, Sent: q.Traffic.Sent, Masked: q.Traffic.Masked,
 	}
-	if q.isUnredacted() {
+	if isUnredacted(q) {
 		c.Masked.Originals = nil
 	}
 	var arguments []byte
 	if kind == mcp.Resource {
-		c.Target.Name = q.uri()
+		c.Target.Name = redactedURI(q)
 	} else {
-		c.Target.Name, arguments = q.ToolName(), q.arguments()
+		c.Target.Name, arguments = q.ToolName(), redactedArguments(q)
 	}
 	switch {
 	case q.denial != nil:
@@ -124,7 +121,7 @@ func (q audited) report() {
 	if q.Traffic.Answer != nil {
 		c.Content = new(Content)
 		if result := q.Traffic.Answer.Result(); result != nil {
-			c.Content.Result = q.redacted(result) // the gateway itself may have responded, with parts of the request
+			c.Content.Result = redacted(q, result) // the gateway itself may have responded, with parts of the request
 		}
 		if arguments != nil {
 			c.Content.Arguments = upstream.Recorded(arguments, len(arguments), upstream.MaxRecorded)
@@ -133,24 +130,24 @@ func (q audited) report() {
 	q.gate.observer.CallDone(c)
 }
 
-// owner returns the owner of the recorded call.
-func (q audited) owner() string {
+// ownerOfCall returns the owner of the recorded call.
+func ownerOfCall(q *Request) string {
 	if q.Caller.Identity == "" && q.gate.config.Auth != nil {
 		return "" // not authenticated
 	}
 	return q.Caller.Owner()
 }
 
-// client returns the name of the client. An operator may act as a client.
-func (q audited) client() string {
+// clientOfCall returns the name of the client. An operator may act as a client.
+func clientOfCall(q *Request) string {
 	if q.operator != nil {
 		return access.OperatorLabel
 	}
 	return q.Caller.ShownName()
 }
 
-// uri returns the redacted URI of a resource.
-func (q audited) uri() string {
+// redactedURI returns the redacted URI of a resource.
+func redactedURI(q *Request) string {
 	uri := q.Message.Text(jsonrpc.URI)
 	if redactor := q.Caller.Redactor(); redactor != nil {
 		redacted, _ := redactor.Line([]byte(uri))
@@ -159,17 +156,17 @@ func (q audited) uri() string {
 	return mcp.Shortened(uri)
 }
 
-// arguments returns the redacted arguments of a call; nil if they are not needed.
-func (q audited) arguments() []byte {
+// redactedArguments returns the redacted arguments of a call; nil if they are not needed.
+func redactedArguments(q *Request) []byte {
 	arguments := q.Message.Literal(jsonrpc.Arguments)
 	if q.gate.config.Audit < AuditArguments && q.Traffic.Answer == nil || arguments == nil {
 		return nil
 	}
-	return q.redacted(q.Override.WithoutFixed(arguments))
+	return redacted(q, q.Override.WithoutFixed(arguments))
 }
 
 // redacted returns a JSON value with everything redacted that the client must not see.
-func (q audited) redacted(value []byte) []byte {
+func redacted(q *Request, value []byte) []byte {
 	redacted, err := q.Caller.Redactor().Value(value)
 	if err != nil {
 		return unreadable

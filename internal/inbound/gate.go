@@ -4,8 +4,8 @@
 // A [Request] enters at a [Gate]. Its stages are in one file each:
 //
 //	request.go    the order of the stages
-//	identify.go   identify the client: by credentials, or by the body
-//	decode.go     read the message, within limits
+//	identify.go   identify the client, by credentials or by the body; read the message, within
+//	              limits
 //	admit.go      check rules, pinned tools and rate limits
 //	elicitation.go
 //	              ask the user of the client, if a rule requires that
@@ -188,14 +188,6 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, retained Ret
 		g.forwardsAuth = g.forwardsAuth || s.ForwardAuth
 	}
 	return g
-}
-
-// DropCredentials removes the credentials of a client from its headers, unless a server gets them.
-// Some differ in each request, and would make it look like another client each time.
-func (g *Gate) DropCredentials(header http.Header) {
-	if g.config.Auth != nil && !g.forwardsAuth {
-		upstream.DropHeaders(header, g.credentials)
-	}
 }
 
 // Close releases the meters. No requests may follow.

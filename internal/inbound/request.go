@@ -107,7 +107,7 @@ func (q *Request) record() {
 		q.Outcome = upstream.OutcomePanic
 	}
 	q.describeSpan()
-	audited{q}.report()
+	reportCall(q)
 	if q.IsForwarded {
 		return
 	}
@@ -201,7 +201,7 @@ func (q *Request) serve() *jsonrpc.Failure {
 	if q.HTTP.Method != http.MethodPost { // only a POST has a message, but some servers read any body
 		httpbody.Empty(q.HTTP)
 	}
-	bodyFailure, failure := authentication{q}.run()
+	bodyFailure, failure := identify(q)
 	if failure != nil {
 		return failure
 	}
@@ -219,12 +219,16 @@ func (q *Request) serve() *jsonrpc.Failure {
 			}
 		}
 		q.linkSpan()
-		audited{q}.begin()
+		beginRecording(q)
 	}
-	switch {
-	case q.Endpoint.Kind != upstream.Aggregate:
+	if q.Endpoint.Kind != upstream.Aggregate {
 		return single{q}.serve()
-	case q.operator != nil:
+	}
+	if q.gate.config.Auth != nil && !q.gate.forwardsAuth {
+		// Some credentials differ in each request, and would make the client look like another one.
+		upstream.DropHeaders(q.HTTP.Header, q.gate.credentials)
+	}
+	if q.operator != nil {
 		return q.operator.Serve(q)
 	}
 	return q.gate.aggregate.Serve(q)
