@@ -163,11 +163,10 @@ func (f *remoteCall) next(c *call) (msg heldMessage, ok bool) {
 	case r.Large != nil:
 		msg.large = &largeResponse{&remoteLarge{remoteCall: f}, r.Large.ID, r.Large.Typed}
 	default:
-		var names nameReader
-		if names.parse(&msg.message, r.Message) != nil { // the other replica has parsed it, too
-			msg.failure = jsonrpc.InvalidResponse(c.link.serverName)
+		var failure *jsonrpc.Failure
+		if msg.names, failure = namePaths.ReadStrings(&msg.message, r.Message, nil); failure != nil {
+			msg.failure = jsonrpc.InvalidResponse(c.link.serverName) // the other replica has parsed it, too
 		}
-		msg.names = names.found
 	}
 	return msg, true
 }

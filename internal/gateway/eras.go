@@ -61,7 +61,7 @@ type heldCall struct {
 // fields after it.
 type heldMessage struct {
 	message jsonrpc.Message
-	names   []foundName
+	names   []jsonrpc.FoundString
 
 	large    *largeResponse
 	question *heldQuestion
@@ -99,7 +99,7 @@ type heldSource interface {
 }
 
 // copyMessage returns a copy that outlives the Reader.
-func copyMessage(m *jsonrpc.Message, names []foundName) heldMessage {
+func copyMessage(m *jsonrpc.Message, names []jsonrpc.FoundString) heldMessage {
 	copied := heldMessage{message: *m, names: slices.Clone(names)}
 	copied.message.Raw = slices.Clone(m.Raw)
 	return copied
@@ -226,8 +226,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		_ = l.request(held.scope, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
 	return l.inSession(held.scope, func(mayRetry bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		var names nameReader
-		reader := &streamable.Reader{RequestID: l.ids.next(), Position: new(streamable.Position), Parse: names.parse}
+		reader := &streamable.Reader{RequestID: l.ids.next(), Position: new(streamable.Position), Paths: namePaths}
 		// Calls share a session, and many clients start with id 1.
 		numbered, failure := m.Edited(m.ReplaceAll(reader.RequestID, jsonrpc.ID, jsonrpc.ProgressToken)...)
 		if failure != nil {
@@ -257,7 +256,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				reader.ServerRequestOpened()
 			}
 			select {
-			case held.messages <- copyMessage(e.Message, names.found):
+			case held.messages <- copyMessage(e.Message, reader.Found):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()

@@ -208,32 +208,6 @@ var (
 	largePaths = jsonspan.CompilePaths(namingPaths("id")...)
 )
 
-// A foundName is the name of a resource or task in a response.
-type foundName struct {
-	path  int // index in namings
-	value jsonspan.Value
-}
-
-// A nameReader parses messages and finds the names in them.
-type nameReader struct {
-	found []foundName // in the last message
-}
-
-// parse reads a message for a [streamable.Reader]. If a message repeats a member, no names are
-// found: parsers could disagree about their values.
-func (n *nameReader) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
-	n.found = n.found[:0]
-	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
-		if v.Kind == jsonspan.String {
-			n.found = append(n.found, foundName{path, v})
-		}
-	})
-	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
-		n.found = n.found[:0]
-	}
-	return failure
-}
-
 // A translator translates names between a server and its client.
 type translator struct {
 	g     *Gateway
@@ -253,11 +227,12 @@ func (a uriAlias) isSet() bool {
 	return a.shown != "" && !strings.HasPrefix(a.shown, "proxy://")
 }
 
-// rename returns the edits that replace names in a response by those that the client knows.
-func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit) {
+// rename returns the edits that replace names in a response, found at namePaths, by those that the
+// client knows.
+func (t translator) rename(raw []byte, found []jsonrpc.FoundString) (edits []jsonspan.Edit) {
 	for _, f := range found {
-		if shown := t.replacement(f.path, raw[f.value.Start:f.value.End]); shown != nil {
-			edits = append(edits, jsonspan.Edit{Start: f.value.Start, End: f.value.End, New: shown})
+		if shown := t.replacement(f.Path, raw[f.Value.Start:f.Value.End]); shown != nil {
+			edits = append(edits, jsonspan.Edit{Start: f.Value.Start, End: f.Value.End, New: shown})
 		}
 	}
 	return edits

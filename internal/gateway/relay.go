@@ -38,7 +38,6 @@ type relay struct {
 	session   string
 	retryable bool // may be repeated in a new session
 	reader    streamable.Reader
-	names     nameReader
 
 	responded      bool
 	position       streamable.Position // in the stream of the server
@@ -85,7 +84,7 @@ func (rl *relay) attempt(m *jsonrpc.Message) *jsonrpc.Failure {
 		c.setParams(r.Header, m)
 	}
 	rl.reader = streamable.Reader{
-		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Parse: rl.names.parse,
+		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Paths: namePaths,
 	}
 	if session.Era == mcp.Legacy {
 		rl.reader.Position = &rl.position
@@ -169,7 +168,7 @@ func (rl *relay) onResponse(e *streamable.Event, out *streamable.Event) {
 	if rl.missingHeaders = rl.retryable && c.needsParams() && m.IsHeaderMismatch(); rl.missingHeaders {
 		return
 	}
-	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.names.found)...)...)
+	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.reader.Found)...)...)
 	rl.reader.NoteResponse(m)
 	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -327,7 +326,6 @@ func (req *aggregateRequest) resumeCall(kind, server, last string) *jsonrpc.Fail
 // A resumedCall is the rest of the stream of a call.
 type resumedCall struct {
 	*stream
-	nameReader
 	r        *http.Request // request that resumes the stream
 	link     *link
 	kind     string // stream kind in the event ids
@@ -342,7 +340,7 @@ func (c *resumedCall) run(last string) *jsonrpc.Failure {
 		req.out.Begin()
 		c.work.runAsync(c.keepOpen)
 	})
-	c.reader = streamable.Reader{Position: &streamable.Position{ID: last}, Parse: c.parse, OnMessage: c.onMessage}
+	c.reader = streamable.Reader{Position: &streamable.Position{ID: last}, Paths: namePaths, OnMessage: c.onMessage}
 	c.reader.OnHeader = func(status int) bool {
 		if status == http.StatusOK {
 			begin()
@@ -376,7 +374,7 @@ func (c *resumedCall) onMessage(e *streamable.Event) error {
 		}
 	case m.IsResponse():
 		c.reader.NoteResponse(m)
-		edits := append(m.WithID(c.clientID), l.translator(req.g).rename(m.Raw, c.found)...)
+		edits := append(m.WithID(c.clientID), l.translator(req.g).rename(m.Raw, c.reader.Found)...)
 		out.Data = jsonspan.Spliced(m.Raw, edits...)
 		req.out.Event(&out)
 		time.AfterFunc(upstream.StreamGrace, c.end) // some servers do not end the stream

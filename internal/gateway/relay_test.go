@@ -654,12 +654,11 @@ func TestResumedCallsAreMasked(t *testing.T) {
 // rewritten returns a response with shown names.
 func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	var m jsonrpc.Message
-	var read nameReader
-	failure := read.parse(&m, raw)
+	found, failure := namePaths.ReadStrings(&m, raw, nil)
 	if failure != nil {
 		return raw
 	}
-	return jsonspan.Spliced(raw, l.translator(g).rename(raw, read.found)...)
+	return jsonspan.Spliced(raw, l.translator(g).rename(raw, found)...)
 }
 
 // largeResult returns a result that names resources before, between and after long texts.

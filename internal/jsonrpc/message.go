@@ -237,6 +237,27 @@ func (m *Message) ReadWith(
 	return m.finishRead(err), ambiguous
 }
 
+// A FoundString is a string in a message, at one of the paths that were looked for.
+type FoundString struct {
+	Path  int // index of the path
+	Value jsonspan.Value
+}
+
+// ReadStrings is [Message.Read] that also appends the strings at the paths to found. It appends none
+// if the message repeats a member, because parsers could disagree about the values.
+func (p *Paths) ReadStrings(m *Message, data []byte, found []FoundString) ([]FoundString, *Failure) {
+	before := len(found)
+	failure, ambiguous := m.ReadWith(data, p, func(path int, v jsonspan.Value) {
+		if v.Kind == jsonspan.String {
+			found = append(found, FoundString{path, v})
+		}
+	})
+	if failure != nil || ambiguous == jsonspan.ErrDuplicate {
+		found = found[:before]
+	}
+	return found, failure
+}
+
 // find parses data into m. other gets the values at paths that are not fields.
 func (m *Message) find(data []byte, paths *Paths, other *jsonspan.Search) error {
 	*m = Message{Raw: data}

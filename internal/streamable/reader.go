@@ -46,6 +46,12 @@ type Reader struct {
 	// Parse parses a message. Default: [jsonrpc.Message.Read]
 	Parse func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure
 
+	// Paths, if set, are those of strings to find in messages. It has no effect with Parse.
+	Paths *jsonrpc.Paths
+
+	// Found are the strings at Paths in the current message.
+	Found []jsonrpc.FoundString
+
 	// RequestID is the JSON-RPC id of the request. A large response to another id is dropped.
 	RequestID []byte
 
@@ -318,9 +324,13 @@ func (r *Reader) dispatch() {
 	}
 }
 
-func (r *Reader) parse() *jsonrpc.Failure {
-	if r.Parse != nil {
+func (r *Reader) parse() (failure *jsonrpc.Failure) {
+	switch {
+	case r.Parse != nil:
 		return r.Parse(&r.message, r.data)
+	case r.Paths != nil:
+		r.Found, failure = r.Paths.ReadStrings(&r.message, r.data, r.Found[:0])
+		return failure
 	}
 	return r.message.Read(r.data)
 }
