@@ -19,6 +19,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
@@ -339,6 +340,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	h.generation = app // one per configuration
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
+	storepool.SetReadable(h.events)
 	h.pins = pinStore{ctx: ctx, logger: h.logger, enabled: h.PinTools}
 	switch {
 	case nested:

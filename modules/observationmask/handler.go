@@ -127,10 +127,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.logger.Warn("negative max_chars turns the mask off; write off", zap.Int("max_chars", *h.MaxChars))
 	}
 	err := telemetry.Register(ctx, collectors...)
-	if err == nil && h.Recover != nil {
-		h.store, err = storepool.OpenShared(ctx, observations, h.Recover.Limits())
+	if err != nil || h.Recover == nil {
+		return err
 	}
-	return err
+	if h.store, err = storepool.OpenShared(ctx, observations, h.Recover.Limits()); err != nil {
+		return err
+	}
+	return h.store.WarnIfUnreadable(ctx)
 }
 
 // compile sets the defaults and creates the policies.

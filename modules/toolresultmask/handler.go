@@ -230,10 +230,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	err := telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, unreadResults,
 		usageTokens, promptCost, toolresults.Recovered)
-	if err == nil && h.Recover != nil && *h.Enabled {
-		h.originals, err = toolresults.Open(ctx, h.Recover.Limits())
+	if err != nil || h.Recover == nil || !*h.Enabled {
+		return err
 	}
-	return err
+	if h.originals, err = toolresults.Open(ctx, h.Recover.Limits()); err != nil {
+		return err
+	}
+	return h.originals.WarnIfUnreadable(ctx)
 }
 
 // Cleanup releases the originals and the quota of requests in memory.

@@ -972,6 +972,41 @@ func TestTemplateWarning(t *testing.T) {
 	}
 }
 
+// Originals that no gateway can read give a warning, also after a reload without the gateway.
+func TestUnreadableOriginalsWarning(t *testing.T) {
+	isolate(t)
+	observations, conversations := block("observation_mask", "recover on"), conversationMask("recover on")
+	gateways, mcp := gateway("separator __", "server a http://127.0.0.1:9"), filepath.Join(t.TempDir(), "mcp.json")
+	for _, tt := range []struct {
+		name, other string
+		directives  []string
+		warnings    int
+	}{
+		{"with a gateway", "", []string{observations, conversations, gateways}, 0},
+		{"without a gateway", "", []string{observations, conversations}, 2},
+		{"with a gateway of another site", gateways, []string{observations, conversations}, 0},
+		{"with a gateway without servers", gateway("separator __", "servers_from "+mcp), []string{conversations}, 0},
+		{"with a mask of a gateway", "", []string{gateway("separator __", block("mask", "recover on"),
+			"server a http://127.0.0.1:9")}, 0},
+		{"without recover", "", []string{"observation_mask", conversationMask()}, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			log := filepath.Join(t.TempDir(), "caddy.log")
+			load(t, block("", block("log", "output file "+log, "format json"))+"\n"+
+				site(freeAddress(t), append(tt.directives, "respond x")...)+"\n"+site(freeAddress(t), tt.other))
+			warnings := 0
+			for _, line := range linesOf(t, log) {
+				if strings.Contains(line, `"level":"warn"`) && strings.Contains(line, "no client can read") {
+					warnings++
+				}
+			}
+			if warnings != tt.warnings {
+				t.Errorf("%d warnings, want %d\n%s", warnings, tt.warnings, strings.Join(linesOf(t, log), "\n"))
+			}
+		})
+	}
+}
+
 // `caddy mask-conversation --bill` prints costs.
 func TestBinaryBillsConversations(t *testing.T) {
 	isolate(t)

@@ -8,14 +8,18 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
@@ -122,6 +126,42 @@ func All(kind *quota.Kind) (all []*Store) {
 		return true
 	})
 	return all
+}
+
+// readable is the events app of the latest configuration with a gateway.
+var readable atomic.Pointer[caddyevents.App]
+
+// SetReadable notes that the configuration with this events app has a gateway, whose clients can
+// read originals.
+func SetReadable(events *caddyevents.App) { readable.Store(events) }
+
+// WarnIfUnreadable logs a warning when the configuration of ctx has started, unless it has a
+// gateway. With a store of all replicas, the gateway may be in another process.
+func (s *Store) WarnIfUnreadable(ctx caddy.Context) error {
+	if s.shared != nil || replaceable.Is(ctx) { // a gateway has loaded it
+		return nil
+	}
+	app, err := ctx.App("events")
+	if err != nil {
+		return fmt.Errorf("getting events app: %w", err)
+	}
+	events := app.(*caddyevents.App)
+	return events.On("started", unreadable{events, ctx.Logger()})
+}
+
+// An unreadable logs the warning.
+type unreadable struct {
+	events *caddyevents.App
+	logger *zap.Logger
+}
+
+// Handle is called when the configuration has started.
+func (u unreadable) Handle(context.Context, caddy.Event) error {
+	if readable.Load() != u.events {
+		u.logger.Warn("recover keeps originals that no client can read, because there is no mcp_gateway; " +
+			"add one, or write recover off")
+	}
+	return nil
 }
 
 // Release releases the store; a nil Store is fine. After the last release its content is gone.
