@@ -197,7 +197,7 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 	rl.responded = true
 	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.reader.IsStream())
 	clientID := c.Message.Literal(jsonrpc.ID)
-	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
+	return &relayedLarge{rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
 			return clientID
@@ -205,7 +205,23 @@ func (rl *relay) onLarge(id string) io.WriteCloser {
 			return c.translator().replacement(path, literal)
 		}
 		return nil
-	}), to}
+	}), to}, c}
+}
+
+// A relayedLarge is a large response to the client of a call.
+type relayedLarge struct {
+	rewriting
+	call *call
+}
+
+// Write cancels the call if the client has disconnected: that is not a failure of the server. Over
+// HTTP/3, a write can fail before the request ends.
+func (r *relayedLarge) Write(p []byte) (int, error) {
+	n, err := r.rewriting.Write(p)
+	if r.call.out.Err() != nil {
+		r.call.active.Cancel(nil)
+	}
+	return n, err
 }
 
 // onServerRequest sends a server request to the client, in the response to the call (A23). If the

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -546,7 +547,7 @@ func TestServerRequestsWaitForResumingClients(t *testing.T) {
 		u.capabilities = `{"elicitation":{}}`
 		u.connect()
 		g.transport = handlerTransport{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			g.ServeHTTP(&brokenWriter{w}, r)
+			g.ServeHTTP(&brokenWriter{w, "elicitation/create"}, r)
 		})}
 		u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
 		if answer := <-answers; answer != "" {
@@ -555,11 +556,58 @@ func TestServerRequestsWaitForResumingClients(t *testing.T) {
 	})
 }
 
-// A brokenWriter fails to write server requests.
-type brokenWriter struct{ http.ResponseWriter }
+// A client that does not want the rest of a large response is no failure of the server.
+func TestClientsThatLeaveLargeResponses(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			p := newPeer("a")
+			p.eras[era] = true
+			p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":{"content":[{"type":"text","text":"`)
+				for range 4 {
+					if _, err := io.WriteString(w, strings.Repeat("x", streamable.MaxHeld)); err != nil {
+						panic(http.ErrAbortHandler) // as reverse_proxy does
+					}
+				}
+			})
+			g := newInMemory(t, nil, p)
+			defer g.close()
+			u := g.user(t, era)
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			g.transport = handlerTransport{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				g.ServeHTTP(&brokenWriter{w, "xxx"}, r)
+			})}
+			u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+			o := g.config.Observer.(*recorder)
+			var calls []upstream.Record
+			await.Until(t, "the record", func() bool {
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				for _, r := range o.records {
+					if r.Method == "tools/call" {
+						calls = append(calls, r)
+					}
+				}
+				return len(calls) > 0
+			})
+			if r := calls[0]; r.Outcome != upstream.OutcomeCanceled || r.Fault != nil {
+				t.Errorf("outcome %s, fault %v", r.Outcome, r.Fault)
+			}
+		})
+	}
+}
+
+// A brokenWriter fails to write a text.
+type brokenWriter struct {
+	http.ResponseWriter
+	text string
+}
 
 func (w *brokenWriter) Write(p []byte) (int, error) {
-	if bytes.Contains(p, []byte("elicitation/create")) {
+	if bytes.Contains(p, []byte(w.text)) {
 		return 0, io.ErrClosedPipe
 	}
 	return w.ResponseWriter.Write(p)
