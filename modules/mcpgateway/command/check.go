@@ -222,34 +222,36 @@ type checkRun struct {
 	out, progress io.Writer
 	terminal      bool // progress is a terminal, whose last line can be overwritten
 	quiet         bool // do not print results
-	servers       []adminapi.ServerStatus
-	names         []string // as printed
-	width         int      // of the longest name
+	servers       []*checkedServer
+	width         int // of the longest name
 
-	mu              sync.Mutex
-	waiting         map[int]time.Time       // start of running checks, by index of the server
-	results         []*adminapi.ServerCheck // nil while unknown
-	printed         []bool                  // results that are printed
-	reportedSeconds map[int]int             // seconds in the last progress line, by index
-	dirty           bool                    // the last line of the terminal is progress
+	mu    sync.Mutex // guards the servers and dirty
+	dirty bool       // the last line of the terminal is progress
+}
+
+// A checkedServer is a server in a checkRun.
+type checkedServer struct {
+	*adminapi.ServerStatus
+	name            string                // as printed
+	began           time.Time             // zero until its check begins
+	result          *adminapi.ServerCheck // nil until its check ends
+	printed         bool                  // the result is printed
+	reportedSeconds int                   // in the last progress line
 }
 
 func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.ServerStatus) *checkRun {
-	r := &checkRun{
-		out: out, progress: progress, terminal: terminal, servers: servers,
-		waiting: map[int]time.Time{}, reportedSeconds: map[int]int{},
-		results: make([]*adminapi.ServerCheck, len(servers)), printed: make([]bool, len(servers)),
-	}
+	r := &checkRun{out: out, progress: progress, terminal: terminal}
 	gateways := map[adminapi.GatewayID]bool{}
 	for _, s := range servers {
 		gateways[s.GatewayID] = true
 	}
-	for _, s := range servers {
+	for i := range servers {
+		s := &servers[i]
 		name := printable(s.Name)
 		if len(gateways) > 1 {
 			name = printable(s.Label()) + " " + name
 		}
-		r.names = append(r.names, name)
+		r.servers = append(r.servers, &checkedServer{ServerStatus: s, name: name})
 		r.width = max(r.width, utf8.RuneCountInString(name))
 	}
 	return r
@@ -265,13 +267,13 @@ func (r *checkRun) checkAll(
 	results := make([]adminapi.ServerCheck, len(r.servers))
 	free := make(chan struct{}, maxChecks)
 	var running sync.WaitGroup
-	for i := range r.servers {
+	for i, s := range r.servers {
 		running.Go(func() {
 			free <- struct{}{}
 			defer func() { <-free }()
-			r.begin(i)
-			results[i] = check(ctx, &r.servers[i])
-			r.end(i, &results[i])
+			r.begin(s)
+			results[i] = check(ctx, s.ServerStatus)
+			r.end(s, &results[i])
 		})
 	}
 	done := make(chan struct{})
@@ -283,33 +285,34 @@ func (r *checkRun) checkAll(
 	return results
 }
 
-func (r *checkRun) begin(i int) {
+func (r *checkRun) begin(s *checkedServer) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.waiting[i] = time.Now()
+	s.began = time.Now()
 }
 
 // end stores a result. It prints all results up to the first that is still unknown.
-func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
+func (r *checkRun) end(s *checkedServer, result *adminapi.ServerCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.waiting, i)
+	s.result = result
 	r.clear()
-	r.results[i] = result
-	for i := 0; i < len(r.results) && r.results[i] != nil; i++ {
-		r.print(i)
+	for _, s := range r.servers {
+		if s.result == nil {
+			return
+		}
+		r.print(s)
 	}
 }
 
-// print prints a result unless it is printed already.
-func (r *checkRun) print(i int) {
-	result := r.results[i]
-	if result == nil || r.printed[i] || r.quiet {
+// print prints the result of a server, if it is known and not printed already.
+func (r *checkRun) print(s *checkedServer) {
+	if s.result == nil || s.printed || r.quiet {
 		return
 	}
-	r.printed[i] = true
-	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], checkText(result))
-	for _, line := range result.Stderr {
+	s.printed = true
+	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, s.name, checkText(s.result))
+	for _, line := range s.result.Stderr {
 		fmt.Fprintf(r.out, "    %s\n", printable(line))
 	}
 }
@@ -359,27 +362,26 @@ func (r *checkRun) reportProgressAt(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var parts []string
-	for i := range r.servers {
-		since, waits := r.waiting[i]
-		seconds := int(now.Sub(since) / time.Second)
-		if !waits || seconds <= quietSeconds {
+	for _, s := range r.servers {
+		seconds := int(now.Sub(s.began) / time.Second)
+		if s.began.IsZero() || s.result != nil || seconds <= quietSeconds {
 			continue
 		}
 		does := "connecting"
-		if r.servers[i].Command != "" {
+		if s.Command != "" {
 			does = "starting"
 		}
-		text := fmt.Sprintf("%s: %s for %d s", r.names[i], does, seconds)
+		text := fmt.Sprintf("%s: %s for %d s", s.name, does, seconds)
 		parts = append(parts, text)
-		if !r.terminal && seconds >= r.reportedSeconds[i]+progressSeconds {
-			r.reportedSeconds[i] = seconds - seconds%progressSeconds
+		if !r.terminal && seconds >= s.reportedSeconds+progressSeconds {
+			s.reportedSeconds = seconds - seconds%progressSeconds
 			fmt.Fprintln(r.progress, text)
 		}
 	}
 	r.clear()
 	if len(parts) > 0 {
-		for i := range r.results {
-			r.print(i)
+		for _, s := range r.servers {
+			r.print(s)
 		}
 	}
 	if len(parts) > 0 && r.terminal {

@@ -60,15 +60,15 @@ func TestCheckProgress(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
 			run := newCheckRun(&out, &out, tt.terminal, servers)
-			run.waiting[0], run.waiting[1] = began, began
+			run.servers[0].began, run.servers[1].began = began, began
 			for _, seconds := range []time.Duration{1, 2, 3, 11, 12} {
 				run.reportProgressAt(began.Add(seconds * time.Second))
 			}
-			run.end(1, &adminapi.ServerCheck{Error: "x"})
+			run.end(run.servers[1], &adminapi.ServerCheck{Error: "x"})
 			if !tt.terminal {
 				run.reportProgressAt(began.Add(20 * time.Second))
 			}
-			run.end(0, &adminapi.ServerCheck{Error: "y"})
+			run.end(run.servers[0], &adminapi.ServerCheck{Error: "y"})
 			if out.String() != tt.want {
 				t.Errorf("got %q", &out)
 			}
