@@ -129,16 +129,13 @@ var (
 	placeholder = regexp.MustCompile(`^\{[^{}\s]+\}$`)
 )
 
-// maxPrice is the highest price of a million tokens, as in the admin API.
-const maxPrice = 1_000_000
-
 // Validate ensures that the configuration makes sense.
 func (h *Handler) Validate() error {
 	switch {
 	case h.Path != "" && (!plainPath.MatchString(h.Path) || path.Clean(h.Path) != h.Path):
 		return fmt.Errorf("path: %q is not a path such as /console", h.Path)
-	case !(h.Price >= 0 && h.Price <= maxPrice):
-		return fmt.Errorf("price: %v must be from 0 to %d", h.Price, maxPrice)
+	case !(h.Price >= 0 && h.Price <= adminapi.MaxPrice):
+		return fmt.Errorf("price: %v must be from 0 to %d", h.Price, adminapi.MaxPrice)
 	case h.User != "" && !placeholder.MatchString(h.User):
 		return fmt.Errorf("user: %q is not a placeholder such as {http.request.header.Remote-User}", h.User)
 	}
@@ -328,9 +325,6 @@ func httpError(status int, format string, args ...any) error {
 // errReadOnly rejects changes in a read-only console.
 var errReadOnly = httpError(http.StatusForbidden, "the console is read-only; see read_only of mcp_console")
 
-// maxForm is the size limit of a form in bytes, as in the admin API.
-const maxForm = 2 << 20
-
 // act runs the action of a posted form.
 func (v *consoleRequest) act(a action) {
 	next, err := "", v.readForm()
@@ -358,10 +352,10 @@ func (v *consoleRequest) readForm() error {
 	case kind != "application/x-www-form-urlencoded":
 		return httpError(http.StatusUnsupportedMediaType, "the request is not a form")
 	}
-	v.r.Body = http.MaxBytesReader(v.w, v.r.Body, maxForm)
+	v.r.Body = http.MaxBytesReader(v.w, v.r.Body, adminapi.MaxBody)
 	if err := v.r.ParseForm(); err != nil {
 		if _, large := errors.AsType[*http.MaxBytesError](err); large {
-			return httpError(http.StatusRequestEntityTooLarge, "the form has more than %d bytes", maxForm)
+			return httpError(http.StatusRequestEntityTooLarge, "the form has more than %d bytes", adminapi.MaxBody)
 		}
 		return httpError(http.StatusBadRequest, "the form cannot be read: %v", err)
 	}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // Every response has the security headers, even an error.
@@ -198,7 +200,9 @@ func TestActions(t *testing.T) {
 		{"JSON", func(_ url.Values, h http.Header) { h.Set("Content-Type", "application/json") }, 415},
 		{"a form with files", func(_ url.Values, h http.Header) { h.Set("Content-Type", "multipart/form-data; boundary=x") },
 			415},
-		{"a form that is too large", func(v url.Values, _ http.Header) { v.Set("more", strings.Repeat("x", maxForm)) }, 413},
+		{"a form that is too large", func(v url.Values, _ http.Header) {
+			v.Set("more", strings.Repeat("x", adminapi.MaxBody))
+		}, 413},
 		{"a proxy", func(_ url.Values, h http.Header) { h.Set("X-Forwarded-For", "192.0.2.7") }, 403},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

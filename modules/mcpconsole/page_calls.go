@@ -115,31 +115,34 @@ func callRow(v *consoleRequest, call *activity.Call) row {
 	if call.CutChars > 0 {
 		removed = humanize.Comma(int64(call.CutChars))
 	}
-	id := strconv.FormatInt(call.ID, 10)
+	id, shown := strconv.FormatInt(call.ID, 10), shownCall{call}
 	return row{
-		ID: "call-" + id, Class: outcomeClass(call), Link: v.Link("/calls/" + id),
+		ID: "call-" + id, Class: shown.Class(), Link: v.Link("/calls/" + id),
 		Cells: []string{
-			stamp(call.At), cut(call.Client, 60), cut(callServer(call), 60), cut(callName(call), 80), outcomeText(call.Outcome),
+			stamp(call.At), cut(call.Client, 60), cut(shown.ServerText(), 60), cut(shown.Called(), 80), shown.OutcomeText(),
 			duration(call.Seconds), size(float64(call.Received)) + " → " + size(float64(call.Sent)), removed,
 		},
 	}
 }
 
-// callServer returns the server that answered a call.
-func callServer(call *activity.Call) string { return cmp.Or(call.Server, "the gateway") }
+// A shownCall is a call as pages show it.
+type shownCall struct{ *activity.Call }
 
-// callName returns the tool, prompt or method of a call.
-func callName(call *activity.Call) string { return cmp.Or(call.Name, call.Method) }
+// ServerText returns the server that answered.
+func (c shownCall) ServerText() string { return cmp.Or(c.Server, "the gateway") }
 
-// outcomeText returns an outcome as text.
-func outcomeText(outcome string) string { return strings.ReplaceAll(outcome, "_", " ") }
+// Called returns the tool, prompt or method.
+func (c shownCall) Called() string { return cmp.Or(c.Name, c.Method) }
 
-// outcomeClass returns the CSS class of a call's outcome.
-func outcomeClass(call *activity.Call) string {
+// OutcomeText returns the outcome as text.
+func (c shownCall) OutcomeText() string { return strings.ReplaceAll(c.Outcome, "_", " ") }
+
+// Class returns the CSS class of the outcome.
+func (c shownCall) Class() string {
 	switch {
-	case call.Failed():
+	case c.Failed():
 		return "bad"
-	case call.Outcome != "ok":
+	case c.Outcome != "ok":
 		return "idle"
 	}
 	return "ok"
@@ -147,7 +150,7 @@ func outcomeClass(call *activity.Call) string {
 
 // A callView is the data of a call's page.
 type callView struct {
-	*activity.Call
+	shownCall
 	Record        bool   // the gateway now records arguments and results
 	ArgumentsText string // arguments, indented
 	ResultText    string // the result, indented
@@ -195,22 +198,10 @@ func showCall(v *consoleRequest) (any, error) {
 
 func newCallView(call *activity.Call, originals []original) *callView {
 	return &callView{
-		Call: call, Originals: originals,
+		shownCall: shownCall{call}, Originals: originals,
 		ArgumentsText: indented(call.Arguments), ResultText: indented(call.Result), Texts: resultTexts(call.Result),
 	}
 }
-
-// Class returns the CSS class of the outcome.
-func (c *callView) Class() string { return outcomeClass(c.Call) }
-
-// OutcomeText returns the outcome as text.
-func (c *callView) OutcomeText() string { return outcomeText(c.Outcome) }
-
-// ServerText returns the server that answered.
-func (c *callView) ServerText() string { return callServer(c.Call) }
-
-// Called returns the tool, prompt or method.
-func (c *callView) Called() string { return callName(c.Call) }
 
 // OriginalURL returns the URL of an original that is still kept, else "".
 func (c *callView) OriginalURL(handle string) string {

@@ -70,7 +70,7 @@ func newSaving(sums activity.Sums, price float64) adminapi.Saving {
 // savings returns how much was kept out of contexts, and with ?price= its cost.
 func (c *adminCall) savings() (any, error) {
 	price, err := strconv.ParseFloat(cmp.Or(c.r.URL.Query().Get("price"), "0"), 64)
-	if err != nil || !(price >= 0 && price <= 1e6) {
+	if err != nil || !(price >= 0 && price <= adminapi.MaxPrice) {
 		return nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()

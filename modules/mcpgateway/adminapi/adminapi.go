@@ -17,6 +17,9 @@ import (
 // MaxBody is the maximum size of a request in bytes.
 const MaxBody = 2 << 20
 
+// MaxPrice is the maximum price of a million tokens.
+const MaxPrice = 1_000_000
+
 // DefaultTimeout is how long a server may take by default to connect and to list its items.
 const DefaultTimeout = 2 * time.Minute
 
