@@ -7,21 +7,14 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("mcp_console", parseCaddyfile)
+	httpcaddyfile.RegisterHandlerDirective("mcp_console", setting.Directive[Handler])
 	// The project's other handlers are ordered before respond, and so behind the console.
 	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.After, "copy_response")
-}
-
-func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	var handler Handler
-	err := handler.UnmarshalCaddyfile(h.Dispenser)
-	return &handler, err
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

@@ -6,21 +6,14 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("mcp_pruner", parseCaddyfile)
+	httpcaddyfile.RegisterHandlerDirective("mcp_pruner", setting.Directive[Handler])
 	httpcaddyfile.RegisterDirectiveOrder("mcp_pruner", httpcaddyfile.Before, "respond")
-}
-
-func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	var handler Handler
-	err := handler.UnmarshalCaddyfile(h.Dispenser)
-	return &handler, err
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

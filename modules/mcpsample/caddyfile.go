@@ -3,20 +3,13 @@ package mcpsample
 import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("mcp_sample", parseCaddyfile)
+	httpcaddyfile.RegisterHandlerDirective("mcp_sample", setting.Directive[Sample])
 	httpcaddyfile.RegisterDirectiveOrder("mcp_sample", httpcaddyfile.Before, "respond")
-}
-
-func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	s := new(Sample)
-	if err := s.UnmarshalCaddyfile(h.Dispenser); err != nil {
-		return nil, err
-	}
-	return s, nil
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

@@ -5,20 +5,13 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("observation_mask", parseCaddyfile)
+	httpcaddyfile.RegisterHandlerDirective("observation_mask", setting.Directive[Handler])
 	httpcaddyfile.RegisterDirectiveOrder("observation_mask", httpcaddyfile.After, "intercept")
-}
-
-func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	var handler Handler
-	err := handler.UnmarshalCaddyfile(h.Dispenser)
-	return &handler, err
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

@@ -7,7 +7,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
@@ -15,14 +14,8 @@ import (
 )
 
 func init() {
-	httpcaddyfile.RegisterHandlerDirective("tool_result_mask", parseCaddyfile)
+	httpcaddyfile.RegisterHandlerDirective("tool_result_mask", setting.Directive[Handler])
 	httpcaddyfile.RegisterDirectiveOrder("tool_result_mask", httpcaddyfile.After, "intercept")
-}
-
-func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	var handler Handler
-	err := handler.UnmarshalCaddyfile(h.Dispenser)
-	return &handler, err
 }
 
 // UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:

@@ -19,11 +19,23 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dustin/go-humanize"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
+
+// Directive parses a handler directive whose module T parses its own tokens.
+func Directive[T any, P interface {
+	*T
+	caddyfile.Unmarshaler
+	caddyhttp.MiddlewareHandler
+}](h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	handler := P(new(T))
+	return handler, handler.UnmarshalCaddyfile(h.Dispenser)
+}
 
 // A Line reads the arguments and the block of a subdirective. When it is called, d.Val() is the
 // name of the subdirective.
