@@ -62,7 +62,6 @@ func newLogins(h *Handler) (*logins, error) {
 		Logger:     h.logger,
 		Base:       h.place.base,
 		Published:  h.PublicURL != "",
-		IsLocal:    isLocal,
 		User:       func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
 		Changed:    l.changed,
 		ClaimState: claim,
@@ -186,11 +185,6 @@ func (l *logins) withSubject(r *http.Request) *http.Request {
 		return r
 	}
 	return r.WithContext(login.WithSubject(r.Context(), strings.TrimSpace(token)))
-}
-
-// isLocal reports whether the client that sent r is on this machine.
-func isLocal(r *http.Request) bool {
-	return clientrequest.IsLocal(clientrequest.Hostname(clientrequest.Address(r)))
 }
 
 // isOrigin reports whether a URL has only a scheme and a host.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
 // A Login is the login of a gateway to one of its servers.
@@ -195,13 +196,18 @@ func (l *Login) Exchanges() bool { return l.account == exchange }
 // elicitation returns a request to the client that sent r to log in, or nil if the client cannot.
 // Only clients on this machine can do the operator's login.
 func (l *Login) elicitation(r *http.Request, client string) *jsonrpc.URLElicitation {
-	if l.account == "" && !l.pages.IsLocal(r) {
+	if l.account == "" && !isLocal(r) {
 		return nil
 	}
 	address := l.pages.loginAddress(l.pages.Base(r), l.server, l.accountOf(client))
 	return &jsonrpc.URLElicitation{
 		Mode: "url", URL: address, ID: rand.Text(), Message: "Log in to " + l.server + " to go on.",
 	}
+}
+
+// isLocal reports whether the client that sent r is on this machine.
+func isLocal(r *http.Request) bool {
+	return clientrequest.IsLocal(clientrequest.Hostname(clientrequest.Address(r)))
 }
 
 // notifyChanged reports that the login of an account has changed.

@@ -54,11 +54,10 @@ func newSite(t *testing.T, o Config) *site {
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.Close)
 	s.pages = NewPages(Pages{
-		Path:    "/mcp/oauth",
-		Logger:  zap.NewNop(),
-		Base:    func(*http.Request) string { return s.URL },
-		IsLocal: func(*http.Request) bool { return true },
-		User:    func(*http.Request) string { s.mu.Lock(); defer s.mu.Unlock(); return s.user },
+		Path:   "/mcp/oauth",
+		Logger: zap.NewNop(),
+		Base:   func(*http.Request) string { return s.URL },
+		User:   func(*http.Request) string { s.mu.Lock(); defer s.mu.Unlock(); return s.user },
 		Changed: func(_, account string, _ bool) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -116,6 +115,7 @@ func (s *site) send(method, client string) (*httptest.ResponseRecorder, error) {
 	r := httptest.NewRequest(method, s.URL+"/server", strings.NewReader("hello"))
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("hello")), nil }
 	r.Header.Set("Authorization", "Bearer of the client")
+	r.RemoteAddr = "127.0.0.1:5000"
 	w := httptest.NewRecorder()
 	err := s.login.Serve(w, r, client, func(w http.ResponseWriter, r *http.Request) error {
 		s.mu.Lock()

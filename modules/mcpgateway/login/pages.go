@@ -45,9 +45,6 @@ type Pages struct {
 	// Base.
 	Published bool
 
-	// IsLocal reports whether the client that sent r is on this machine.
-	IsLocal func(r *http.Request) bool
-
 	// User returns the account of the user that sent r if Caddy has authenticated the user, or "".
 	User func(r *http.Request) string
 
