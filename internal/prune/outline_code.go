@@ -161,40 +161,37 @@ var tripleQuotes = [...]string{`"""`, `'''`}
 
 // readTexts finds a text that begins in a line and does not end there.
 func (c *comments) readTexts(line, rest string) {
-	var absent [len(tripleQuotes)]bool // quotes that the rest of the line does not have
+	read := 0                // bytes of the line
+	next := [...]int{-1, -1} // where each quote follows, or the end of the line
 	for {
-		at, quote := -1, ""
+		at, quote := len(line), ""
 		for k, q := range tripleQuotes {
-			if absent[k] {
-				continue
+			if next[k] < read {
+				next[k] = len(line)
+				if i := strings.Index(line[read:], q); i >= 0 {
+					next[k] = read + i
+				}
 			}
-			end := len(line)
-			if at >= 0 { // the other one only matters if it comes first
-				end = min(end, at+len(q))
-			}
-			switch i := strings.Index(line[:end], q); {
-			case i >= 0 && (at < 0 || i < at):
-				at, quote = i, q
-			case i < 0 && end == len(line):
-				absent[k] = true
+			if next[k] < at {
+				at, quote = next[k], q
 			}
 		}
-		if at < 0 {
+		if quote == "" {
 			return
 		}
 		// Inside another text they are ordinary characters.
-		inside := at > 0 && strings.IndexByte("\"'`\\", line[at-1]) >= 0
-		line = line[at+len(quote):]
-		if inside || line != "" && line[0] == quote[0] {
-			line = strings.TrimLeft(line, quote[:1])
+		inside := at > read && strings.IndexByte("\"'`\\", line[at-1]) >= 0
+		read = at + len(quote)
+		if inside || read < len(line) && line[read] == quote[0] {
+			read = len(line) - len(strings.TrimLeft(line[read:], quote[:1]))
 			continue
 		}
-		end := strings.Index(line, quote)
+		end := strings.Index(line[read:], quote)
 		if end < 0 {
 			c.begin(quote, rest)
 			return
 		}
-		line = line[end+len(quote):]
+		read += end + len(quote)
 	}
 }
 
