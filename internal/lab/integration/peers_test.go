@@ -187,15 +187,15 @@ func TestGatewayPeers(t *testing.T) {
 	}
 
 	url := serve(t, patientGateway(
-		block("server everything stdio node "+everything+" stdio", "roots file:///configured"),
-		block("server own stdio node "+everything+" stdio", "isolation session"),
-		block("server one stdio node "+everything+" stdio", "isolation none"),
+		block("server everything stdio node "+everything+" stdio", "roots file:///configured", "start_timeout 2m"),
+		block("server own stdio node "+everything+" stdio", "isolation session", "start_timeout 2m"),
+		block("server one stdio node "+everything+" stdio", "isolation none", "start_timeout 2m"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
 		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",
-		block("server files stdio node "+filesystem+" "+dir, "mask"),
-		block("server whole stdio node "+filesystem+" "+dir, "mask off"),
-		block("server thinking stdio node "+thinking, "isolation session"),
-		"server fast stdio node "+fast+" --allow "+dir,
+		block("server files stdio node "+filesystem+" "+dir, "mask", "start_timeout 2m"),
+		block("server whole stdio node "+filesystem+" "+dir, "mask off", "start_timeout 2m"),
+		block("server thinking stdio node "+thinking, "isolation session", "start_timeout 2m"),
+		block("server fast stdio node "+fast+" --allow "+dir, "start_timeout 2m"),
 		"server reference stdio "+programs()+"/server",
 	))
 	read := func(tool, path string) toolCall { return toolCall{tool, fmt.Sprintf(`{"path":%q}`, path)} }
@@ -508,7 +508,8 @@ func TestAggregatePeers(t *testing.T) {
 		block("server everything stdio node "+everything+" stdio", "isolation session", "start_timeout 2m"),
 		"server streamable http://"+everythingOver(t, "streamableHttp", "listening on port")+"/mcp",
 		"server sse http://"+everythingOver(t, "sse", "running on port")+"/sse",
-		"server files stdio node "+nodeModules+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
+		block("server files stdio node "+nodeModules+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
+			"start_timeout 2m"),
 		block("server thinking stdio node "+nodeModules+"@modelcontextprotocol/server-sequential-thinking/dist/index.js",
 			"isolation session", "start_timeout 2m"),
 		block("server reference stdio "+programs()+"/server", "isolation session", "start_timeout 2m"),
