@@ -10,7 +10,7 @@
 	const byID = (id) => document.getElementById(id);
 
 	let stream = null; // the open EventSource
-	let opened = false; // a stream was open before
+	let stale = false; // changes may have been missed
 	let paused = false; // by the user
 	let touched = false; // the user has changed a field of a form
 	let leaving = false; // the user has followed a link or sent a form, and the server has not responded yet
@@ -129,11 +129,12 @@
 		}
 	};
 
-	// follow opens the stream if the page is visible and not paused, and else closes it. After a gap
-	// the page may have other elements, so it is reloaded.
+	// follow opens the stream if the page is visible and not paused, and else closes it. After a gap,
+	// also one before the first stream, the page may have other elements, so it is reloaded.
 	const follow = () => {
 		const wanted = !paused && document.visibilityState === "visible";
 		if (!wanted) {
+			stale = true;
 			if (stream) {
 				stream.close();
 				stream = null;
@@ -149,10 +150,10 @@
 		stream = new EventSource(main.dataset.live);
 		stream.onopen = () => {
 			say("Live", "ok");
-			if (opened) {
+			if (stale) {
 				reload();
 			}
-			opened = true;
+			stale = true;
 		};
 		stream.onmessage = (event) => apply(JSON.parse(event.data));
 		stream.onerror = () => {
