@@ -24,6 +24,7 @@ GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
 GO_FILES   := $(shell find . -name '*.go' -not -path '*/node_modules/*')
 PAGES      := $(shell find . -name '*.md' -not -path '*/node_modules/*')
 SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/loopback/% ./internal/await/%,$(GO_FILES))
+EMBEDDED   := $(shell find modules internal/tokens -type f -not -name '*.go' -not -path '*/testdata/*')
 GO_TEST    := test -vet=off -timeout 30m -tags $(TAGS) -p $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 FUZZTIME   ?= 60s
 FUZZ       ?= Fuzz[A-Za-z0-9_]+
@@ -91,7 +92,7 @@ build: $(CADDY) ## build bin/caddy
 # Before it compiles, xcaddy's `go get` also downloads modules for tests of
 # dependencies. Meanwhile `go build` compiles Caddy into the cache from which xcaddy
 # links.
-$(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
+$(CADDY): $(SOURCES) $(EMBEDDED) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 	@command -v go >/dev/null || { echo "go not found: install Go $(GO_VERSION) or newer, see go.dev/doc/install"; exit 1; }
 	@mkdir -p $(@D)
 	@echo "building $(CADDY): takes some minutes the first time, log in $(CADDY).log"
