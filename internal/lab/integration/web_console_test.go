@@ -18,6 +18,7 @@ import (
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/heapprofiler"
 	"github.com/chromedp/cdproto/memory"
+	cdppage "github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -484,6 +485,16 @@ func testConsoleLogin(t *testing.T, c *chromium) {
 	b.click(t, "Log out…")
 	b.press(t, "Log out")
 	b.awaitText(t, "login required")
+	// A page that is hidden until the login is done shows it, too.
+	if _, err := chromedp.Call(b.ctx, cdppage.AddScriptToEvaluateOnNewDocument,
+		cdppage.AddScriptToEvaluateOnNewDocumentParams{Source: `Object.defineProperty(document, "visibilityState", ` +
+			`{get: () => sessionStorage.shown ? "visible" : "hidden"})`}); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t, "/console/servers/notes")
+	expectLoggedIn(t, c.logIn(t, value[string](t, b, button("Log in")+`.href`), "alice"))
+	value[bool](t, b, `(sessionStorage.shown = true) && document.dispatchEvent(new Event("visibilitychange"))`)
+	b.until(t, "the login", button("Log out…"))
 }
 
 // The console can be used without a mouse.
