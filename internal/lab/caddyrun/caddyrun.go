@@ -40,6 +40,10 @@ func Command(ctx context.Context, binary, home string, args ...string) *exec.Cmd
 	return cmd
 }
 
+// DefaultGC is an environment variable for a Caddy whose memory is measured: `make test` sets
+// another GOGC, for which the heap grows further between collections.
+const DefaultGC = "GOGC="
+
 // A Process is a running Caddy.
 type Process struct {
 	*exec.Cmd

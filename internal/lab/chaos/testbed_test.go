@@ -108,7 +108,7 @@ func newTestbed(t *testing.T, p testbedConfig) *testbed {
 	}
 	cmd := caddyrun.Command(context.Background(), p.binary, dir, "run", "--config", file)
 	cmd.Stdout, cmd.Stderr = logged, logged
-	cmd.Env = append(cmd.Env, "GOGC=") // the default, because the peak of memory is measured
+	cmd.Env = append(cmd.Env, caddyrun.DefaultGC)
 	cmd.Env = append(cmd.Env, p.env...)
 	s.process, err = caddyrun.Start(cmd)
 	if err != nil {

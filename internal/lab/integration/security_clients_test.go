@@ -25,6 +25,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
@@ -614,7 +615,7 @@ func TestSecurityBodiesOfStrangers(t *testing.T) {
 	setenv(t, "STRANGERS_SECRET", "secret-AbCdEf0123456789")
 	caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1",
 		gateway("auth token s3-AbCdEf0123456789 carol", block("auth hmac", "client dave {env.STRANGERS_SECRET}"),
-			"in_flight_limit 64MiB", server.line("alpha")))))
+			"in_flight_limit 64MiB", server.line("alpha")))), caddyrun.DefaultGC)
 	base := "http://" + caddy.address
 	before := peakMemory(t, caddy.Process.Pid)
 	const length, connections = 10 << 20, 60
@@ -650,7 +651,7 @@ func TestSecurityBytesInFlight(t *testing.T) {
 	server := newBarrierServer(t, 1_000) // never reached: no call gets a response
 	caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1",
 		gateway("in_flight_limit 64MiB", block("auth token", "alice "+victimToken, "eve "+thiefToken),
-			server.line("alpha")))))
+			server.line("alpha")))), caddyrun.DefaultGC)
 	base := "http://" + caddy.address
 	before := peakMemory(t, caddy.Process.Pid)
 	large := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+strings.Repeat("x", 5<<20)+`"}}`)

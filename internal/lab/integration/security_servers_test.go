@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
@@ -356,7 +357,7 @@ func TestSecurityDecompressionBomb(t *testing.T) {
 	}))
 	caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1",
 		gateway("separator __", block("client eve", "token "+eveToken, `redact "sk-[a-z]{10}"`),
-			block("client zoe", "token "+zoeToken), "server bomber http://"+bomber+"/mcp"))))
+			block("client zoe", "token "+zoeToken), "server bomber http://"+bomber+"/mcp"))), caddyrun.DefaultGC)
 	base := "http://" + caddy.address
 	before := peakMemory(t, caddy.Process.Pid)
 	for i, way := range endpointsOf(base, "bomber") {
@@ -387,7 +388,7 @@ func TestSecurityDecompressionBomb(t *testing.T) {
 	})
 }
 
-// peakMemory returns the peak memory of a process in KiB.
+// peakMemory returns the peak memory of a process in KiB, which [caddyrun.DefaultGC] must be set for.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	p, ok := procfs.Read(pid)
