@@ -33,7 +33,11 @@ const work = async ({ params }, extra) => {
 
 const seen = [];
 const sessions = new Map();
+// The store replays the events of a stream in the order of their ids. Its own ids of one millisecond
+// have no order, so a replay may leave out events.
 const eventStore = new InMemoryEventStore();
+let events = 0;
+eventStore.generateEventId = (stream) => `${stream}_${String(++events).padStart(9, "0")}`;
 const begin = async () => {
   const server = new Server({ name: "polling", version: "1.0.0" }, { capabilities: { tools: {} } });
   server.setRequestHandler(ListToolsRequestSchema, () => ({ tools: [{ name: "work", inputSchema: { type: "object" } }] }));
