@@ -40,7 +40,7 @@ const (
 
 	smallRate   = 4 // calls of *::fail per client
 	stillRate   = 500
-	flowingRate = 200
+	flowingRate = 80
 )
 
 // startSingle starts a gateway without a store.
