@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -209,6 +210,22 @@ func TestFaultsOfRequests(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Some servers write "error":null into results.
+func TestResultsWithANullError(t *testing.T) {
+	both(t, nil, func() []*fakeServer {
+		a, b := newPeer("a").hasTools("x"), newPeer("b").hasTools("x")
+		a.nullErrors = true
+		return []*fakeServer{a, b}
+	}, func(t *testing.T, u *testClient, _ []*fakeServer) {
+		if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
+			t.Errorf("got %v", got)
+		}
+		if answer := u.call("a::x"); !strings.Contains(string(answer.Result), `"text":"a"`) || answer.Error != nil {
+			t.Errorf("got %s", answer.body)
+		}
+	})
 }
 
 // A client gets the names of its missing servers, and no others.

@@ -50,7 +50,11 @@ func (a *incoming) id() string { return string(a.message.Literal(jsonrpc.ID)) }
 
 // reply answers with a JSON result.
 func (a *incoming) reply(w http.ResponseWriter, result string) {
-	a.write(w, http.StatusOK, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
+	null := ""
+	if a.at.nullErrors {
+		null = `,"error":null`
+	}
+	a.write(w, http.StatusOK, `{"jsonrpc":"2.0","id":`+a.id()+null+`,"result":`+result+`}`)
 }
 
 // refuse answers with an error.
@@ -102,6 +106,7 @@ type fakeServer struct {
 	capabilities     string
 	instructions     string
 	sessions         bool   // has sessions
+	nullErrors       bool   // results have an error that is null
 	onUnknownSession script // answers requests in an unknown session
 
 	mu       sync.Mutex

@@ -34,6 +34,21 @@ func TestCall(t *testing.T) {
 	}
 }
 
+// Some servers write both an error and a result, one of them as null.
+func TestFormsOfResponses(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, openPool(t), s)
+	for _, tt := range []struct{ said, want string }{
+		{`{"id":$ID,"error":null,"result":3}`, `{"id":7,"error":null,"result":3}`},
+		{`{"id":$ID,"error":{"code":4},"result":null}`, `{"id":7,"error":{"code":4},"result":null}`},
+	} {
+		res := c.call("7", "tools/call", `{}`)
+		c.at.say(strings.ReplaceAll(tt.said, "$ID", string(s.posted().ID)))
+		res.is(tt.want)
+		res.ends(200, "")
+	}
+}
+
 // Messages before the response make it an event stream.
 func TestMessagesBeforeTheResponse(t *testing.T) {
 	s := newServer(t)

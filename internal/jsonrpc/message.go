@@ -212,7 +212,8 @@ func (m *Message) ReadExact(data []byte) *Failure {
 }
 
 // Read parses data and finds the fields, in one pass. A message that repeats a field is refused,
-// because two readers could disagree on its value. The message keeps data.
+// because two readers could disagree on its value. An error that is null counts as absent next to a
+// result, and a result that is null next to an error. The message keeps data.
 //
 // The failure can be sent to the client. A refused message has no fields: its id cannot be trusted
 // either.
@@ -288,10 +289,23 @@ var errTooLarge = errors.New("message of more than 2 GiB")
 // finishRead returns the failure for an error of find, and clears the fields then.
 func (m *Message) finishRead(err error) *Failure {
 	failure := m.readFailure(err)
-	if failure != nil {
+	switch {
+	case failure != nil:
 		*m = Message{Raw: m.Raw}
+	case m.Has(Result) && m.Has(Error): // some servers write both, one of them as null
+		if m.Kind(Error) == jsonspan.Null {
+			m.drop(Error)
+		} else if m.Kind(Result) == jsonspan.Null {
+			m.drop(Result)
+		}
 	}
 	return failure
+}
+
+// drop makes the message one without a field.
+func (m *Message) drop(f Field) {
+	m.spans = slices.DeleteFunc(m.spans, func(s span) bool { return s.field == f })
+	m.has &^= 1 << f
 }
 
 // readFailure returns the failure for an error of find, or for a message that is not an object or

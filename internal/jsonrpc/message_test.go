@@ -206,6 +206,9 @@ func TestKindsOfMessages(t *testing.T) {
 		{`{"result":{}}`, "response"},
 		{`{"id":1}`, ""},
 		{`{"id":1,"result":1,"error":{}}`, ""},
+		{`{"id":1,"result":1,"error":null}`, "response"},
+		{`{"id":1,"result":null,"error":{}}`, "response"},
+		{`{"id":1,"result":null,"error":null}`, "response"},
 	}
 	for _, tt := range tests {
 		var m Message
@@ -217,6 +220,26 @@ func TestKindsOfMessages(t *testing.T) {
 			if is != (kind == tt.want) {
 				t.Errorf("%s: %s is %t", tt.data, kind, is)
 			}
+		}
+	}
+}
+
+// Some servers write both members, and one of them is null.
+func TestNullMembersOfResponses(t *testing.T) {
+	for _, tt := range []struct{ data, result, fault string }{
+		{`{"id":1,"result":{},"error":null}`, `{}`, ""},
+		{`{"error":{"code":1},"result":null,"id":1}`, "", `{"code":1}`},
+		{`{"id":1,"result":null,"error":null}`, "null", ""},
+		{`{"id":1,"error":null}`, "", "null"},
+		{`{"id":1,"result":{},"error":{}}`, `{}`, `{}`},
+	} {
+		var m Message
+		if failure := m.Read([]byte(tt.data)); failure != nil {
+			t.Fatal(failure)
+		}
+		if result, fault := string(m.Literal(Result)), string(m.Literal(Error)); result != tt.result || fault != tt.fault ||
+			m.Has(Result) != (tt.result != "") || m.Has(Error) != (tt.fault != "") {
+			t.Errorf("%s: got result %q, error %q", tt.data, result, fault)
 		}
 	}
 }
@@ -321,7 +344,11 @@ func FuzzMessage(f *testing.F) {
 		}
 		for key, field := range map[string]Field{"id": ID, "method": Method, "params": Params, "result": Result,
 			"error": Error} {
-			if got, want := m.Literal(field), object[key]; !bytes.Equal(got, want) {
+			want := object[key]
+			if field == nullMember(data) {
+				want = nil
+			}
+			if got := m.Literal(field); !bytes.Equal(got, want) {
 				t.Errorf("%s: got %q, want %q", key, got, want)
 			}
 		}
@@ -387,6 +414,20 @@ var wire = [fieldCount][]string{
 		"inputRequests"},
 	ResultMeta: {"result", "_meta"}, ListenID: {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
 	ErrorCode: {"error", "code"}, ErrorMessage: {"error", "message"},
+}
+
+// nullMember returns the field of a response that counts as absent, because it is null next to the
+// other one; fieldCount if there is none.
+func nullMember(text []byte) Field {
+	result, fault := at(text, wire[Result]), at(text, wire[Error])
+	switch {
+	case result == nil || fault == nil:
+	case string(fault) == "null":
+		return Error
+	case string(result) == "null":
+		return Result
+	}
+	return fieldCount
 }
 
 // at returns the value at a path, as encoding/json reads it.
@@ -467,6 +508,9 @@ func FuzzEnvelope(f *testing.F) {
 		}
 		for field := range fieldCount {
 			got, want := m.Literal(field), at(data, wire[field])
+			if field == nullMember(data) {
+				want = nil
+			}
 			if !bytes.Equal(got, want) || (got == nil) != (want == nil) {
 				t.Fatalf("%q: %s is %q, want %q", data, wire[field], got, want)
 			}
@@ -680,7 +724,7 @@ func FuzzOutline(f *testing.F) {
 			return
 		}
 		for _, field := range []Field{ID, Method, Result, Error, ErrorCode} {
-			if a.has[field] != m.Has(field) {
+			if a.has[field] != (m.Has(field) || field == nullMember(data)) {
 				t.Fatalf("%q has a %s: %t", data, wire[field], a.has[field])
 			}
 		}
