@@ -34,11 +34,13 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// Some servers write both an error and a result, one of them as null.
+// Servers spell ids and results in several ways.
 func TestFormsOfResponses(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
 	for _, tt := range []struct{ said, want string }{
+		{`{"id":$ID.0,"result":1}`, `{"id":7,"result":1}`},
+		{`{"id":"$ID","result":2}`, `{"id":7,"result":2}`},
 		{`{"id":$ID,"error":null,"result":3}`, `{"id":7,"error":null,"result":3}`},
 		{`{"id":$ID,"error":{"code":4},"result":null}`, `{"id":7,"error":{"code":4},"result":null}`},
 	} {

@@ -243,13 +243,9 @@ func (s *session) discardCall(c *call) bool {
 
 // callByNumber returns the call with an id for the server.
 func (s *session) callByNumber(id []byte) *call {
-	number, err := strconv.ParseUint(string(id), 10, 64)
-	if err != nil {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.calls[number]
+	return s.calls[jsonrpc.NumberOf(id)]
 }
 
 // callByClientID returns the latest call with an id of the client.

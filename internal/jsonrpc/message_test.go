@@ -953,6 +953,18 @@ func TestOutline(t *testing.T) {
 	}
 }
 
+func TestNumberOf(t *testing.T) {
+	for literal, want := range map[string]uint64{
+		`1`: 1, `12`: 12, `1.0`: 1, `1e1`: 10, `"12"`: 12, `18446744073709551615`: 18446744073709551615,
+		`0`: 0, `-1`: 0, `1.5`: 0, `1e300`: 0, `18446744073709551616`: 0, `""`: 0, `"1.0"`: 0, `" 1"`: 0, `"-1"`: 0,
+		`"a"`: 0, `null`: 0, ``: 0,
+	} {
+		if got := NumberOf([]byte(literal)); got != want {
+			t.Errorf("%s: got %d, want %d", literal, got, want)
+		}
+	}
+}
+
 func TestSameID(t *testing.T) {
 	for _, tt := range []struct {
 		a, b string

@@ -103,3 +103,23 @@ func SameID(a, b []byte) bool {
 	y, errY := strconv.ParseFloat(string(b), 64)
 	return errX == nil && errY == nil && x == y
 }
+
+// NumberOf returns the number in an id or token that the gateway has chosen; 0 for others. Some
+// servers return 1 as 1.0 or "1".
+func NumberOf(literal []byte) uint64 {
+	if len(literal) > 1 && literal[0] == '"' {
+		number, err := strconv.ParseUint(jsonspan.Text(literal[1:len(literal)-1]), 10, 64)
+		if err != nil {
+			return 0
+		}
+		return number
+	}
+	if number, err := strconv.ParseUint(string(literal), 10, 64); err == nil {
+		return number
+	}
+	whole, err := strconv.ParseFloat(string(literal), 64)
+	if err != nil || whole != float64(uint32(whole)) {
+		return 0
+	}
+	return uint64(whole)
+}

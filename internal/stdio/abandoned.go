@@ -135,7 +135,7 @@ func (a *abandonedCalls) nextPing() uint64 {
 // takePong handles a response if it answers the ping. Calls canceled before the ping are
 // acknowledged then.
 func (a *abandonedCalls) takePong(id []byte) bool {
-	number := parseID(id)
+	number := jsonrpc.NumberOf(id)
 	a.table.mu.Lock()
 	ours := a.ping != 0 && a.ping == number
 	if ours {

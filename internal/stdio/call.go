@@ -168,19 +168,12 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 
 // takeCall returns the call with this id and stops waiting for its response.
 func (c *child) takeCall(id []byte) *call {
-	call := c.calls.take(parseID(id))
+	call := c.calls.take(jsonrpc.NumberOf(id))
 	if call != nil && call.session != nil {
 		call.session.serverRequests.detach(call)
 	}
 	c.stopIfDedicated()
 	return call
-}
-
-// parseID returns the id of the pool in a literal. If there is none, it returns a number that no
-// request has, such as 0.
-func parseID(literal []byte) uint64 {
-	id, _ := strconv.ParseUint(string(literal), 10, 64)
-	return id
 }
 
 // A callTable has the calls that wait for a child, and knows which clients had calls.
@@ -293,7 +286,7 @@ func (t *callTable) infer() (found *call, ambiguous bool) {
 func (t *callTable) byID(literal []byte) *call {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.waiting[parseID(literal)]
+	return t.waiting[jsonrpc.NumberOf(literal)]
 }
 
 // byClientID returns the call with an id that its client gave it.

@@ -114,6 +114,8 @@ func TestResponsesOfAServer(t *testing.T) {
 	tests := []struct{ name, raw, want string }{
 		{"the id may be last", `{"result":{},"id":$ID}` + "\n", `{"result":{},"id":"q"}`},
 		{"unknown members pass", `{"id":$ID,"x":[1.0],"result":null}` + "\n", `{"id":"q","x":[1.0],"result":null}`},
+		{"an id may have a point", `{"id":$ID.0,"result":1}` + "\n", `{"id":"q","result":1}`},
+		{"an id may be a string", `{"id":"$ID","result":1}` + "\n", `{"id":"q","result":1}`},
 		{"an error may be null", `{"id":$ID,"error":null,"result":{}}` + "\n", `{"id":"q","error":null,"result":{}}`},
 		{"without result and error it is not a response", `{"jsonrpc":"2.0","id":$ID}` + "\n", notAnswer},
 		{"with repeated members it is not a response", `{"id":$ID,"result":1,"result":2}` + "\n", notAnswer},

@@ -3,9 +3,9 @@ package stdio
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -84,6 +84,17 @@ func (*tally) Exited(string, int, error) {}
 func (n *tally) Noise(string)            { n.noise++ }
 func (n *tally) Dropped(string)          { n.dropped++ }
 
+// names reports whether an id is this number, perhaps as a string or with a point.
+func names(id string, number int) bool {
+	var value any
+	if json.Unmarshal([]byte(id), &value) != nil {
+		return false
+	}
+	text, isText := value.(string)
+	n, err := strconv.ParseUint(text, 10, 64)
+	return value == float64(number) || isText && err == nil && n == uint64(number)
+}
+
 // FuzzReceive checks that each call gets at most one response, whatever a child writes. The
 // response has the number of the call, which becomes the id of the client. Nothing else in it
 // changes.
@@ -103,6 +114,7 @@ func FuzzReceive(f *testing.F) {
 		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`,
 		`{"method":"notifications/tools/list_changed"}`, `{"method":"notifications/message"}`,
 		`{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
+		`{"id":"\u0032","result":1}`, `{"id":10e-1,"result":1}`,
 	} {
 		f.Add([]byte(said))
 	}
@@ -141,7 +153,7 @@ func FuzzReceive(f *testing.F) {
 			_, hasResult := object["result"]
 			_, hasError := object["error"]
 			for i, call := range calls {
-				own := string(call.request.Literal(jsonrpc.ID))
+				own, isOwn := string(call.request.Literal(jsonrpc.ID)), names(object["id"], i+1)
 				for {
 					l, ok, last := call.inbox.Take()
 					if !ok {
@@ -158,7 +170,7 @@ func FuzzReceive(f *testing.F) {
 						}
 						continue
 					}
-					if isCall || answered[i] || object["id"] != fmt.Sprint(i+1) || got["id"] != own {
+					if isCall || answered[i] || !isOwn || got["id"] != own {
 						t.Fatalf("line %q became the response to %s: %q", line, own, text)
 					}
 					answered[i] = true
@@ -173,7 +185,7 @@ func FuzzReceive(f *testing.F) {
 						t.Fatalf("line %q reached a client as %q", line, text)
 					}
 				}
-				if wanted := !isCall && (hasResult || hasError) && object["id"] == fmt.Sprint(i+1); wanted && !answered[i] {
+				if wanted := !isCall && (hasResult || hasError) && isOwn; wanted && !answered[i] {
 					t.Fatalf("line %q did not reach its client", line)
 				}
 			}

@@ -127,7 +127,7 @@ func (r *serverRequests) isOpen(q *serverRequest) bool {
 // answer forwards the client's response to a server request. It reports whether there was such a
 // request.
 func (r *serverRequests) answer(ctx context.Context, m *jsonrpc.Message) bool {
-	q := r.take(parseID(m.Literal(jsonrpc.ID)))
+	q := r.take(jsonrpc.NumberOf(m.Literal(jsonrpc.ID)))
 	if q == nil {
 		return false
 	}
