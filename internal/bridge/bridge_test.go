@@ -80,6 +80,29 @@ func TestModernRequests(t *testing.T) {
 	}
 }
 
+// In the modern era an empty cursor is like any other.
+func TestHeadersOfToolsAfterAnEmptyCursor(t *testing.T) { // A21
+	const tool = `{"name":"query","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`
+	s := newServer(t)
+	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
+		if strings.Contains(a.Body, `"cursor":""`) {
+			reply(w, a, `{"tools":[]}`)
+			return
+		}
+		reply(w, a, `{"tools":[`+tool+`],"nextCursor":""}`)
+	})
+	c := connect(t, s)
+	for i, members := range []string{"", `"cursor":"",`} {
+		c.send(modern(strconv.Itoa(i), "tools/list", members))
+		c.expect(`"tools"`)
+	}
+	c.send(modern("2", "tools/call", `"name":"query","arguments":{"region":"eu"},`))
+	c.expect(`"id":2`)
+	if got := s.method("tools/call").HTTP.Header.Get("Mcp-Param-Region"); got != "eu" {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestInput(t *testing.T) {
 	tests := []struct {
 		name string

@@ -353,12 +353,12 @@ func (c *call) forwardResponse(m *jsonrpc.Message) {
 // learnParamHeaders reads from a page of the tool list which arguments are repeated in headers.
 func (r *run) learnParamHeaders(m *jsonrpc.Message, result []byte) {
 	var params struct {
-		Cursor string `json:"cursor"`
+		Cursor *string `json:"cursor"` // an empty one is like any other
 	}
 	_ = json.Unmarshal(m.Literal(jsonrpc.Params), &params) // the server has accepted it
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if params.Cursor == "" || r.params == nil {
+	if params.Cursor == nil || r.params == nil {
 		r.params = mcp.ParamHeaders{}
 	}
 	if _, err := r.params.Add(result); err != nil {

@@ -368,6 +368,7 @@ func FuzzParamHeaders(f *testing.F) {
 	f.Add([]byte(list), []byte(`{}`), "x")
 	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{}}]}`), []byte(`{}`), "x")
 	f.Add([]byte(`{"tools":`), []byte(`0`), "x")
+	f.Add([]byte(`{"tools":[],"nextCursor":""}`), []byte(`{}`), "x")
 	f.Fuzz(func(t *testing.T, list, arguments []byte, value string) {
 		var m jsonrpc.Message
 		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil ||
@@ -376,9 +377,10 @@ func FuzzParamHeaders(f *testing.F) {
 		}
 		params := ParamHeaders{}
 		cursor, err := params.Add(list)
-		var page struct{ NextCursor string }
-		if wrong := json.Unmarshal(list, &page); err == nil && (wrong != nil || cursor != page.NextCursor) {
-			t.Fatalf("%q continues at %q, want %q, %v", list, cursor, page.NextCursor, wrong)
+		var page struct{ NextCursor any }
+		if wrong := json.Unmarshal(list, &page); err == nil && (wrong != nil || (cursor == nil) != (page.NextCursor == nil) ||
+			cursor != nil && *cursor != page.NextCursor) {
+			t.Fatalf("%q continues at %v, want %v, %v", list, cursor, page.NextCursor, wrong)
 		}
 		var tools struct{ Tools []json.RawMessage }
 		if err == nil && json.Unmarshal(list, &tools) == nil && len(tools.Tools) == 1 {

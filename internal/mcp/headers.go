@@ -169,18 +169,18 @@ type paramHeader struct {
 // headerKeyword marks a property of a schema whose value is repeated in a header.
 const headerKeyword = "x-mcp-header"
 
-// Add adds the tools of a tools/list result, and returns the cursor of the next page. Tools that
-// AddTool refuses are left out.
-func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
+// Add adds the tools of a tools/list result, and returns the cursor of the next page, nil for none.
+// Tools that AddTool refuses are left out.
+func (p ParamHeaders) Add(result []byte) (cursor *string, err error) {
 	var list struct {
 		Tools []struct {
 			Name        string          `json:"name"`
 			InputSchema json.RawMessage `json:"inputSchema"`
 		} `json:"tools"`
-		NextCursor string `json:"nextCursor"`
+		NextCursor *string `json:"nextCursor"`
 	}
 	if err := json.Unmarshal(result, &list); err != nil {
-		return "", err
+		return nil, err
 	}
 	for _, tool := range list.Tools {
 		_ = p.add(tool.Name, tool.InputSchema)

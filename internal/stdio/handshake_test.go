@@ -113,6 +113,20 @@ func TestModernRequests(t *testing.T) {
 	equal(t, "initialized by the client of an earlier subtest only", len(p.received("initialize")), 1)
 }
 
+// In the modern era an empty cursor is like any other, and a repeated one ends the list.
+func TestHeadersOfToolsAfterAnEmptyCursor(t *testing.T) { // A21
+	const tool = `{"name":"echo","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`
+	script := `while read -r l; do id=${l#*'"id":'}; case "$l" in ` +
+		`*server/discover*) r='{"supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}';; ` +
+		`*'"cursor":""'*) r='{"tools":[` + tool + `],"nextCursor":""}';; ` +
+		`*tools/list*) r='{"tools":[],"nextCursor":""}';; *) r='{}';; esac; ` +
+		`printf '{"id":%s,"result":%s}\n' "${id%%,*}" "$r"; done`
+	p := newPoolOf(t, []string{"sh", "-c", script})
+	body, headers := modernRequest(`1`, "tools/call", `"name":"echo","arguments":{"region":"eu"}`, "echo")
+	equal(t, "without header", p.client().post(body, headers...).StatusCode, http.StatusBadRequest)
+	equal(t, "with header", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
+}
+
 func TestBothErasHaveAChildEach(t *testing.T) {
 	p := newPool(t, "--modern")
 	legacy := p.client().initialize(`{}`)

@@ -453,34 +453,38 @@ func (p *paramHeaders) get(ctx context.Context) (mcp.ParamHeaders, error) {
 	if known := p.known.Load(); known != nil {
 		return *known, nil
 	}
-	headers := mcp.ParamHeaders{}
+	headers, era := mcp.ParamHeaders{}, p.child.server.address.era
 	const maxPages = 1000
-	cursor := ""
+	cursors := map[string]bool{}
+	var cursor *string
 	for range maxPages {
-		answer, err := p.child.request(ctx, "tools/list", listParams(p.child.server.address.era, cursor))
+		answer, err := p.child.request(ctx, "tools/list", listParams(era, cursor))
 		if err != nil {
 			return nil, err
 		}
 		cursor, err = headers.Add(answer.Literal(jsonrpc.Result))
-		if err != nil || cursor == "" {
-			break // a server without a list has no such headers
+		// A server without a list has no such headers. A repeated cursor ends the list, and in the
+		// legacy era an empty one does.
+		if err != nil || cursor == nil || cursors[*cursor] || *cursor == "" && era == mcp.Legacy {
+			break
 		}
+		cursors[*cursor] = true
 	}
 	p.known.Store(&headers)
 	return headers, nil
 }
 
-// listParams returns the params of a list request.
-func listParams(era mcp.Era, cursor string) []byte {
+// listParams returns the params of a list request. The cursor is nil for the first page.
+func listParams(era mcp.Era, cursor *string) []byte {
 	params := []byte("{")
 	if era == mcp.Modern {
 		params = append(params, modernMeta...)
 	}
-	if cursor != "" {
+	if cursor != nil {
 		if len(params) > 1 {
 			params = append(params, ',')
 		}
-		params = append(append(params, `"cursor":`...), jsonrpc.Quote(cursor)...)
+		params = append(append(params, `"cursor":`...), jsonrpc.Quote(*cursor)...)
 	}
 	return append(params, '}')
 }
