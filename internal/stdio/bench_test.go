@@ -44,7 +44,7 @@ func filler(size string, stdin io.Reader, stdout io.Writer) {
 type silent struct{}
 
 func (silent) Started(string, int, bool) {}
-func (silent) NotStarted(string)         {}
+func (silent) NotStarted(string, bool)   {}
 func (silent) Exited(string, int, error) {}
 func (silent) Noise(string)              {}
 func (silent) Dropped(string)            {}

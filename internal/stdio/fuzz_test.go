@@ -79,7 +79,7 @@ func FuzzSkippedMessageID(f *testing.F) {
 type tally struct{ noise, dropped int }
 
 func (*tally) Started(string, int, bool) {}
-func (*tally) NotStarted(string)         {}
+func (*tally) NotStarted(string, bool)   {}
 func (*tally) Exited(string, int, error) {}
 func (n *tally) Noise(string)            { n.noise++ }
 func (n *tally) Dropped(string)          { n.dropped++ }

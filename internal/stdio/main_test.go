@@ -129,7 +129,14 @@ func (p *testPool) Started(_ string, pid int, restart bool) {
 		}
 	})
 }
-func (p *testPool) NotStarted(string) { p.note(func() { p.notStarted++ }) }
+func (p *testPool) NotStarted(_ string, restart bool) {
+	p.note(func() {
+		p.notStarted++
+		if restart {
+			p.restarts++
+		}
+	})
+}
 func (p *testPool) Exited(_ string, pid int, _ error) {
 	if p.onExit != nil {
 		p.onExit()

@@ -49,7 +49,7 @@ const (
 // An Observer receives events of a [Pool], for metrics.
 type Observer interface {
 	Started(server string, pid int, restart bool)
-	NotStarted(server string) // a start has failed
+	NotStarted(server string, restart bool) // a start has failed
 	Exited(server string, pid int, err error)
 	Noise(server string)   // a line on stdout was not a message
 	Dropped(server string) // a message could not be delivered

@@ -32,7 +32,7 @@ type server struct {
 	mu            sync.Mutex
 	child         *child        // nil unless one is ready
 	starting      *startAttempt // nil if no child is being started
-	started       int           // number of successful starts
+	attempts      int           // number of starts, including those that have failed
 	wasReady      bool          // a child has been ready before
 	err           error         // why there is no child
 	lastFault     error         // why the last child failed
@@ -213,6 +213,10 @@ func (a *startAttempt) try() (_ *child, restart bool) {
 		return nil, false
 	}
 	s, began := a.server, time.Now()
+	s.mu.Lock()
+	s.attempts++
+	again := s.attempts > 1
+	s.mu.Unlock()
 	c, err := a.startInitialized()
 	s.mu.Lock()
 	s.starting = nil
@@ -228,12 +232,11 @@ func (a *startAttempt) try() (_ *child, restart bool) {
 		s.mu.Unlock()
 		if !errors.Is(err, errLegacyOnly) && !s.isStopping() {
 			s.log().Log(level, "MCP server not started", zap.Error(err))
-			s.pool.observe.NotStarted(s.name)
+			s.pool.observe.NotStarted(s.name, again)
 		}
 		return nil, false
 	}
-	restart = s.started > 0
-	s.started++
+	restart = s.wasReady
 	s.child, s.err, s.wasReady = c, nil, true
 	s.missedPings.Store(0)
 	s.mu.Unlock()
@@ -241,9 +244,9 @@ func (a *startAttempt) try() (_ *child, restart bool) {
 	if g := s.address.group; g != nil {
 		log = log.With(zap.String("capabilities", mcp.Shortened(g.capabilities)))
 	}
-	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart),
+	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", again),
 		zap.Duration("duration", time.Since(began)))
-	s.pool.observe.Started(s.name, c.cmd.Process.Pid, restart)
+	s.pool.observe.Started(s.name, c.cmd.Process.Pid, again)
 	close(c.announced)
 	return c, restart
 }

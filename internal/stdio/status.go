@@ -14,7 +14,7 @@ import (
 type Status struct {
 	PID       int       `json:"pid,omitempty"` // 0 unless it is running
 	State     State     `json:"state"`
-	Restarts  int       `json:"restarts"`             // restarts since the pool was created
+	Restarts  int       `json:"restarts"`             // starts after the first one, also failed ones
 	LastError string    `json:"last_error,omitempty"` // why it last ended or could not be started
 	FailedAt  time.Time `json:"last_error_at,omitzero"`
 	Stderr    []string  `json:"stderr,omitempty"`  // last lines on stderr before that
@@ -91,7 +91,7 @@ func (s *server) status() Status {
 	defer s.mu.Unlock()
 	status := Status{
 		State:    s.state(),
-		Restarts: max(0, s.started-1),
+		Restarts: max(0, s.attempts-1),
 		Era:      eras[s.address.era],
 		Session:  s.owner != nil,
 	}

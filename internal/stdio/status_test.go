@@ -362,6 +362,8 @@ func TestCheckStarted(t *testing.T) { // A36
 		}
 		equal(t, "attempts", p.logs.FilterMessage("MCP server not started").Len(), 2)
 		equal(t, "failures reported", p.notStarted, 2)
+		equal(t, "restarts", p.Status("alpha:1")[0].Restarts, 1)
+		equal(t, "restarts reported", p.restarts, 1)
 	})
 }
 

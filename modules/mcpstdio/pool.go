@@ -159,14 +159,22 @@ func (p *pool) Handle(context.Context, caddy.Event) error {
 // Started implements stdio.Observer.
 func (p *pool) Started(server string, pid int, restart bool) {
 	running.count(server, 1)
-	if restart {
-		restarts.WithLabelValues(server).Inc()
-	}
+	countRestart(server, restart)
 	p.emit("mcp_server_started", map[string]any{"server": server, "pid": pid, "restart": restart})
 }
 
 // NotStarted implements stdio.Observer. A server that never starts is in the metric, too.
-func (p *pool) NotStarted(server string) { running.count(server, 0) }
+func (p *pool) NotStarted(server string, restart bool) {
+	running.count(server, 0)
+	countRestart(server, restart)
+}
+
+// countRestart counts a restart, even one that has failed.
+func countRestart(server string, restart bool) {
+	if restart {
+		restarts.WithLabelValues(server).Inc()
+	}
+}
 
 // Exited implements stdio.Observer.
 func (p *pool) Exited(server string, pid int, err error) {

@@ -394,23 +394,30 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 	}
 }
 
-// A server that cannot be started is in the metric as down.
-func TestGaugeOfAServerThatNeverStarts(t *testing.T) { // A52
+// A server that cannot be started is in the metrics: as down, and with its failed restarts.
+func TestMetricsOfAServerThatNeverStarts(t *testing.T) { // A52
 	transport := provision(t, `,"command":["/no/such/command"]`)
 	defer transport.Cleanup()
 	if err := transport.Pool().Start(t.Context(), "never:1"); err == nil {
 		t.Fatal("the server starts")
 	}
-	if got, known := gauges(t)["never"]; !known || got != 0 {
+	if got, known := values(t, healthy)["never"]; !known || got != 0 {
 		t.Errorf("got %v, known: %t", got, known)
+	}
+	transport.Pool().SkipBackoff("never:1")
+	if err := transport.Pool().Start(t.Context(), "never:1"); err == nil {
+		t.Fatal("the server starts")
+	}
+	if got := values(t, restarts)["never"]; got != 1 {
+		t.Errorf("%v restarts", got)
 	}
 }
 
-// gauges returns the numbers of running children by server.
-func gauges(t *testing.T) map[string]float64 {
+// values returns the values of a metric by server.
+func values(t *testing.T, metric prometheus.Collector) map[string]float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(Healthy())
+	registry.MustRegister(metric)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -418,7 +425,7 @@ func gauges(t *testing.T) map[string]float64 {
 	all := map[string]float64{}
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
-			all[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue()
+			all[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
 	return all
