@@ -386,12 +386,15 @@ type line struct {
 
 var errTooLong = errors.New("message too long")
 
+// byteOrderMark precedes the output of some programs on Windows.
+var byteOrderMark = []byte("\ufeff")
+
 // readLines sends the lines of in that are not blank, then its final error, until done is closed.
 func readLines(in io.Reader, lines chan<- line, done <-chan struct{}) {
 	src := bufio.NewReaderSize(in, 64<<10)
 	for {
 		text, err := readLine(src)
-		text = bytes.TrimSpace(text)
+		text = bytes.TrimPrefix(bytes.TrimSpace(text), byteOrderMark)
 		if len(text) == 0 && err == nil {
 			continue
 		}

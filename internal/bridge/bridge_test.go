@@ -120,6 +120,11 @@ func TestInput(t *testing.T) {
 			[]string{`"id":8`, `"result"`},
 		},
 		{
+			"a request after a byte order mark",
+			"\ufeff" + `{"jsonrpc":"2.0","id":9,"method":"ping"}`,
+			[]string{`"id":9`, `"result"`},
+		},
+		{
 			"an unchanged id",
 			`{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`,
 			[]string{`"id":12345678901234567890`},
@@ -767,14 +772,14 @@ func inPieces(text []byte, size int) io.Reader {
 // FuzzLines checks that the lines of a text, except blank ones, are read in pieces of any size.
 func FuzzLines(f *testing.F) {
 	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "",
-		"\r\r\n", "a\rb\n"} {
+		"\r\r\n", "a\rb\n", "\ufeff{}\n\ufeff"} {
 		f.Add([]byte(text), uint16(2))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
 		lines := make(chan line)
 		go readLines(inPieces(text, int(size)+1), lines, t.Context().Done())
 		for part := range strings.SplitSeq(string(text), "\n") {
-			if part = strings.TrimSpace(part); part == "" {
+			if part = strings.TrimPrefix(strings.TrimSpace(part), "\ufeff"); part == "" {
 				continue
 			}
 			if got := <-lines; string(got.text) != part || got.err != nil {
@@ -860,7 +865,7 @@ func FuzzRun(f *testing.F) {
 func requested(input []byte) (ids []string, isPlain bool) {
 	for line := range strings.SplitSeq(string(input), "\n") {
 		var m map[string]json.RawMessage
-		switch line = strings.TrimSpace(line); {
+		switch line = strings.TrimPrefix(strings.TrimSpace(line), "\ufeff"); {
 		case line == "":
 			continue
 		case !json.Valid([]byte(line)) || !utf8.ValidString(line):
