@@ -34,8 +34,10 @@ const (
 	maxActive  = 256       // requests that the server handles at once
 	maxCalls   = 4096      // requests without a response
 	maxHeld    = 256 << 20 // bytes of these requests
+	maxOneWay  = 64        // notifications and responses that the server has not accepted yet
 
 	deliverTimeout = 30 * time.Second // for the server to accept a notification or response
+	orderTime      = time.Second      // for that before the next message is sent
 	deleteTimeout  = 5 * time.Second  // for the server to end a session
 	lingerTime     = time.Second      // for a stream to end after its response
 )
@@ -69,6 +71,7 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		stop:           stop,
 		out:            make(chan []byte),
 		active:         make(chan struct{}, maxActive),
+		oneWay:         make(chan struct{}, maxOneWay),
 		calls:          map[string]*call{},
 		awaitingClient: map[string]*call{},
 	}
@@ -110,6 +113,7 @@ type run struct {
 	running   sync.WaitGroup
 	listening sync.WaitGroup
 	active    chan struct{} // holds a value for each request at the server
+	oneWay    chan struct{} // holds a value for each notification or response at the server
 
 	mu             sync.Mutex
 	calls          map[string]*call // by id
@@ -193,23 +197,46 @@ func (r *run) handleMessage(text []byte) {
 	}
 }
 
-// deliver sends a notification or a response, and waits until the server accepts it.
+// deliver sends a notification or a response. So that the next message arrives after it, it waits
+// until the server accepts it, at most orderTime: the gateway accepts many messages only when its
+// servers have, and one of these may be busy with a call.
 func (r *run) deliver(m *jsonrpc.Message) {
+	select {
+	case r.oneWay <- struct{}{}:
+	case <-r.ctx.Done():
+		return
+	}
+	s, accepted := r.session, make(chan struct{})
+	r.running.Go(func() {
+		defer func() { <-r.oneWay }()
+		defer close(accepted)
+		r.postOneWay(m, s)
+	})
+	timer := time.NewTimer(orderTime)
+	defer timer.Stop()
+	select {
+	case <-accepted:
+	case <-timer.C:
+	}
+}
+
+// postOneWay sends a notification or a response, and waits until the server accepts it.
+func (r *run) postOneWay(m *jsonrpc.Message, s *session) {
 	ctx, cancel := context.WithTimeout(r.ctx, deliverTimeout)
 	defer cancel()
-	res, err := r.post(ctx, m, r.session)
+	res, err := r.post(ctx, m, s)
 	if err != nil {
 		r.log(r.ctx, "message not delivered", err)
 		return
 	}
 	discard(res)
 	switch {
-	case r.session.checkLost(res):
+	case s.checkLost(res):
 		r.log(r.ctx, "message not delivered", errSessionEnded)
 	case res.StatusCode/100 != 2:
 		r.log(r.ctx, "message not delivered", statusError(res))
-	case m.Is(jsonrpc.Method, "notifications/initialized") && r.session != nil && !m.Has(jsonrpc.ProtocolVersion):
-		r.session.listen()
+	case m.Is(jsonrpc.Method, "notifications/initialized") && s != nil && !m.Has(jsonrpc.ProtocolVersion):
+		s.listen()
 	}
 }
 
@@ -257,7 +284,7 @@ type session struct {
 	run       *run
 	ctx       context.Context
 	cancel    context.CancelFunc
-	listening bool
+	listening atomic.Bool
 	ended     atomic.Bool // the server does not know it anymore
 }
 
@@ -326,10 +353,9 @@ func (s *session) close() {
 
 // listen opens the stream for messages outside of calls, and keeps it open.
 func (s *session) listen() {
-	if s.listening {
+	if s.listening.Swap(true) {
 		return
 	}
-	s.listening = true
 	s.run.listening.Go(func() {
 		defer s.cancel()
 		var position streamable.Position

@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -15,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
+	"time"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -261,6 +264,50 @@ func TestOrder(t *testing.T) {
 	if !slices.Contains(order[:slices.Index(order, "notifications/cancelled")], "slow") {
 		t.Errorf("the cancellation was sent before the request: %v", order)
 	}
+}
+
+// A busy server accepts a notification late, or never. Other messages do not wait for that.
+func TestNotificationsThatAreNotAccepted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		in, out := io.Pipe()
+		answers, written := io.Pipe()
+		done := make(chan error)
+		go func() {
+			done <- (&Bridge{Transport: busy{}, URL: "http://localhost/mcp"}).Run(t.Context(), in, written)
+		}()
+		began := time.Now()
+		go func() {
+			_, _ = io.WriteString(out, request("1", "initialize")+"\n"+request("2", "tools/call")+"\n"+
+				notification("notifications/cancelled", `{"requestId":2}`)+"\n"+request("3", "ping")+"\n")
+		}()
+		lines := bufio.NewReader(answers)
+		for _, id := range []string{`"id":1`, `"id":3`} {
+			if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, id) {
+				t.Errorf("got %q, %v", line, err)
+			}
+		}
+		if took := time.Since(began); took >= deliverTimeout {
+			t.Errorf("the response came after %s", took)
+		}
+		out.Close()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// busy is an endpoint that accepts no notifications and does not respond to calls of tools.
+type busy struct{ echo }
+
+func (b busy) RoundTrip(r *http.Request) (*http.Response, error) {
+	body, _ := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	res, err := b.echo.RoundTrip(r)
+	if bytes.Contains(body, []byte("notifications/")) || bytes.Contains(body, []byte("tools/call")) {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
+	}
+	return res, err
 }
 
 func TestCancel(t *testing.T) {
