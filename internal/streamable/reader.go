@@ -7,6 +7,7 @@
 package streamable
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -353,6 +354,9 @@ func (r *Reader) dispatchLarge() {
 
 // Close ends the response. It returns the error of reading it, if any.
 func (r *Reader) Close() error {
+	if !r.IsStream() {
+		r.data = bytes.TrimPrefix(r.data, []byte("\ufeff")) // some servers begin with a byte order mark
+	}
 	if r.err == nil && !r.dropsBody && (len(r.data) > 0 || r.large != nil) {
 		// An event without its end counts if its message is complete. Otherwise it comes again when
 		// the stream is resumed.

@@ -81,6 +81,7 @@ func TestReaderInAnyPieces(t *testing.T) {
 			testAnswer + "\n"},
 		{"JSON without a Content-Type", "", testAnswer, `"" "" ` + testAnswer},
 		{"JSON as text", "text/plain", testAnswer, `"" "" ` + testAnswer},
+		{"JSON with a byte order mark", "application/json", "\xEF\xBB\xBF" + testAnswer, `"" "" ` + testAnswer},
 		{"an event", stream, "data: " + testAnswer + "\n\n", `"" "" ` + testAnswer},
 		{"no space", stream, "data:" + testAnswer + "\n\n", `"" "" ` + testAnswer},
 		{"CRLF", stream, "id: 7\r\nretry: 10\r\ndata: " + testAnswer + "\r\n\r\n", `"7" "10" ` + testAnswer},
