@@ -228,6 +228,40 @@ func TestResultsWithANullError(t *testing.T) {
 	})
 }
 
+// HTTP errors often have JSON bodies, and some servers send other JSON to keep streams open.
+func TestJSONThatIsNotAMessage(t *testing.T) {
+	body := func(status int, body string) script {
+		return func(w http.ResponseWriter, a *incoming) { a.write(w, status, body) }
+	}
+	for _, tt := range []struct {
+		name   string
+		answer script
+		want   string
+	}{
+		{"an error that is a text", body(500, `{"status":500,"error":"Internal Server Error"}`), `"status_code":500`},
+		{"an error without a code", body(401, `{"error":{"type":"auth","message":"no"}}`), `"status_code":401`},
+		{"another member", body(503, `{"message":"no"}`), `"status_code":503`},
+		{"an error that is a text, with status 200", body(200, `{"jsonrpc":"2.0","error":"no"}`), `"invalid_response"`},
+		{"an event", func(w http.ResponseWriter, a *incoming) {
+			a.sendAs(w, "event: ping\n", "{}")
+			a.finish(w, `{"content":[]}`)
+		}, `"content":[]`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			both(t, nil, func() []*fakeServer {
+				return []*fakeServer{newPeer("a").hasTools("x").handle("tools/call", tt.answer), newPeer("b")}
+			}, func(t *testing.T, u *testClient, _ []*fakeServer) {
+				answer := u.call("a::x")
+				m := new(jsonrpc.Message)
+				if m.Read([]byte(answer.answer)) != nil || m.Check() != nil || len(answer.events) > 1 ||
+					!strings.Contains(answer.answer, tt.want) {
+					t.Errorf("got %s", answer.body)
+				}
+			})
+		})
+	}
+}
+
 // A client gets the names of its missing servers, and no others.
 func TestMissingServersAreNamed(t *testing.T) {
 	broken := legacyPeer("broken")

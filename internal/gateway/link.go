@@ -238,8 +238,6 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 		answered = true
 		reader.NoteResponse(m)
 		switch {
-		case m.Has(jsonrpc.Error) && reader.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // an OAuth error, for example
-			refusal = jsonrpc.HTTPError(l.serverName, reader.Status())
 		case m.Has(jsonrpc.Error):
 			refusal = jsonrpc.ServerError(l.serverName, m)
 		default:
@@ -252,8 +250,6 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHa
 	x.IsOwn = true
 	failure = x.Send(r)
 	switch {
-	case answered && refusal != nil && refusal.Data.StatusCode != 0:
-		return reader, refusal.Because(x.UnexpectedResponse())
 	case answered:
 		return reader, refusal
 	case failure != nil:

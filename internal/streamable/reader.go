@@ -320,8 +320,25 @@ func (r *Reader) dispatch() {
 		}
 		return // later messages of a stream may be valid
 	}
+	if len(e.Data) > 0 && !r.isMessage() {
+		return
+	}
 	if err := r.OnMessage(&e); r.err == nil {
 		r.err = err
+	}
+}
+
+// isMessage reports whether the object that was parsed is a JSON-RPC message. Servers send other
+// ones to keep a stream open and, with an HTTP error, to describe it: often in a member error.
+func (r *Reader) isMessage() bool {
+	switch m := &r.message; {
+	case m.Has(jsonrpc.Method):
+		return m.Kind(jsonrpc.Method) == jsonspan.String
+	case m.Has(jsonrpc.Error) && m.Kind(jsonrpc.Error) != jsonspan.BeginObject,
+		m.Has(jsonrpc.Error) && !m.Has(jsonrpc.ErrorCode) && r.status >= 300:
+		return false
+	default:
+		return m.IsResponse()
 	}
 }
 

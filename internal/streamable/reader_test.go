@@ -106,6 +106,9 @@ func TestReaderInAnyPieces(t *testing.T) {
 		{"an empty event", stream, "event: x\n\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"an id of one event", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" +
 			`"" "" ` + note},
+		{"events that are not messages", stream, "event: ping\ndata: {}\n\ndata: {\"error\":\"x\"}\n\n" +
+			"data: {\"result\":1,\"error\":{}}\n\ndata: {\"method\":1}\n\ndata: " + note + "\n\n", `"" "" ` + note},
+		{"JSON that is not a message", "application/json", `{"error":"x"}`, ""},
 		{"garbage between events", stream, "data: <html>\n\ndata: [1]\n\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"a very long id", stream, "id: " + strings.Repeat("7", 5000) + "\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"a very long comment", stream, ":" + strings.Repeat("x", 5000) + "\ndata: " + note + "\nid: 4\n\n",
@@ -474,12 +477,12 @@ func TestPauses(t *testing.T) {
 func TestReadResponse(t *testing.T) {
 	var got []string
 	r := Reader{OnMessage: func(e *Event) error { got = append(got, e.Type+string(e.Data)); return nil }}
-	broken := io.MultiReader(strings.NewReader("event: message\ndata: {}\n\ndata: {}"),
+	broken := io.MultiReader(strings.NewReader("event: message\ndata: {\"method\":\"n\"}\n\ndata: {}"),
 		iotest.ErrReader(io.ErrUnexpectedEOF))
 	if err := r.ReadResponse(response(broken)); err != io.ErrUnexpectedEOF {
 		t.Errorf("got %v", err)
 	}
-	if len(got) != 1 || got[0] != "message{}" {
+	if len(got) != 1 || got[0] != `message{"method":"n"}` {
 		t.Errorf("got %q", got)
 	}
 	if r.Fault("a") != nil {
