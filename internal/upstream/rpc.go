@@ -297,9 +297,11 @@ func (w *rpcReply) isAccepted() bool {
 
 // responseFailure returns the failure of an invalid response; nil if it is valid.
 func (w *rpcReply) responseFailure(whole bool) *jsonrpc.Failure {
-	answer := w.parser.outline.IsResponse()
+	outline := w.parser.outline
+	answer := outline.IsResponse()
+	valid := whole && answer && (outline.Has(jsonrpc.Result) || outline.Has(jsonrpc.ErrorCode))
 	switch server := w.x.Server.Name; {
-	case !w.mayHaveResponse(), w.status == http.StatusForbidden && !(whole && answer):
+	case !w.mayHaveResponse(), w.status == http.StatusForbidden && !valid:
 		failure := jsonrpc.HTTPError(server, w.status)
 		if w.x.Server.SpeaksHTTPSSE() {
 			failure.Message += ": it speaks HTTP+SSE, which needs a session; " +

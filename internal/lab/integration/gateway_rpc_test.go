@@ -213,6 +213,8 @@ func TestGatewayRPCFailures(t *testing.T) {
 			"1", "stub", 404}, false},
 		{"G12 status 403 without a response", "stub", raw("<p>", `"status":403`), gatewayError{502, -32603, "http_error",
 			"1", "stub", 403}, false},
+		{"G12 status 403 with another error", "stub", raw(`{"error":"no"}`, `"status":403`), gatewayError{502, -32603,
+			"http_error", "1", "stub", 403}, false},
 		{"G12 status 202 for a request", "stub", rpc("note", `1`), gatewayError{502, -32603, "http_error", "1", "stub", 202},
 			false},
 		{"G13 a reset during the response", "stub", rpc("reset", `{}`), gatewayError{502, -32002, "connect_error", "1",
