@@ -228,6 +228,33 @@ func TestResultsWithANullError(t *testing.T) {
 	})
 }
 
+// A server need not end a stream after the response. Neither the handshake nor calls wait for that.
+func TestStreamsThatDoNotEnd(t *testing.T) {
+	for client, era := range bothEras {
+		for name, peer := range map[string]func(string) *fakeServer{"legacy": legacyPeer, "modern": modernPeer} {
+			t.Run(fmt.Sprintf("%s, a %s server", client, name), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					p := peer("a").hasTools("x")
+					p.endless = true
+					g := newInMemory(t, nil, p, legacyPeer("b"))
+					defer g.close()
+					began := time.Now()
+					u := g.as(t, era)
+					if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
+						t.Errorf("got %v", got)
+					}
+					if answer := u.call("a::x"); answer.Error != nil {
+						t.Errorf("got %s", answer.body)
+					}
+					if took := time.Since(began); took > 2*time.Second {
+						t.Errorf("took %s", took)
+					}
+				})
+			})
+		}
+	}
+}
+
 // HTTP errors often have JSON bodies, and some servers send other JSON to keep streams open.
 func TestJSONThatIsNotAMessage(t *testing.T) {
 	body := func(status int, body string) script {

@@ -50,6 +50,11 @@ func (a *incoming) id() string { return string(a.message.Literal(jsonrpc.ID)) }
 
 // reply answers with a JSON result.
 func (a *incoming) reply(w http.ResponseWriter, result string) {
+	if a.at.endless {
+		a.finish(w, result)
+		<-a.Context().Done()
+		return
+	}
 	null := ""
 	if a.at.nullErrors {
 		null = `,"error":null`
@@ -107,6 +112,7 @@ type fakeServer struct {
 	instructions     string
 	sessions         bool   // has sessions
 	nullErrors       bool   // results have an error that is null
+	endless          bool   // results are events of streams that do not end
 	onUnknownSession script // answers requests in an unknown session
 
 	mu       sync.Mutex

@@ -451,7 +451,7 @@ func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 type readerReply struct {
 	*streamable.Reader
 	x         *Exchange
-	responded atomic.Bool // the response has arrived on the resumed stream
+	responded atomic.Bool // the response has arrived
 }
 
 func (w *readerReply) prepare(*http.Request) {}
@@ -492,11 +492,11 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 	return timeout - w.Idle()
 }
 
-// Write limits the time of a resumed stream after the response, because some servers do not end it.
+// Write limits the time of a stream after the response, because some servers do not end it.
 func (w *readerReply) Write(p []byte) (int, error) {
 	w.x.Traffic.addSent(len(p))
 	n, err := w.Reader.Write(p)
-	if limits := &w.x.limits; w.x.Resumed && limits.hasTimeout() && w.done() {
+	if limits := &w.x.limits; limits.hasTimeout() && w.done() {
 		w.responded.Store(true)
 		limits.limitIdle(StreamGrace)
 	}
