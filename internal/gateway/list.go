@@ -284,14 +284,15 @@ func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
 
 // decide decides whether the client gets an item.
 func (b *builder) decide(item *mcp.Item) acl.Decision {
+	if b.seen[item.Name] { // duplicates confuse clients
+		return upstream.ListedTwice
+	}
 	decision := b.filter.Decide(item)
 	switch {
 	case b.kind == mcp.Tools && !b.server.Shows(item.Name):
 		return acl.Because("not in the server's expose list", acl.Deny)
 	case !b.filter.Caller.IsShown(decision):
 		return decision
-	case b.seen[item.Name]: // duplicates confuse clients
-		return acl.Because("the server lists it more than once", acl.Deny)
 	case b.kind == mcp.Tools && b.g.builtin.replaces(b.shownName(item.Name)):
 		return acl.Because("the gateway has a tool of this name", acl.Deny)
 	case b.kind == mcp.Tools:

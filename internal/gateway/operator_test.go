@@ -303,8 +303,8 @@ func TestExplainedReasons(t *testing.T) {
 	}, p)
 	u := g.modern(t)
 	u.ask("tools/list", "{}")
-	p.hasList("tools/list", "tools", tool("x", "second"), tool("denied", "second"), tool("twice", ""), tool("twice", ""),
-		invalidTool, tool(`hid\u200bden`, ""), tool("unexposed", ""))
+	p.hasList("tools/list", "tools", tool("x", "second"), tool("denied", "second"), tool("twice", ""),
+		tool("twice", "other"), invalidTool, tool(`hid\u200bden`, ""), tool("unexposed", ""))
 	want := []string{
 		"x: deny: its definition has changed (pin_tools)",
 		"denied: deny: deny a::denied",

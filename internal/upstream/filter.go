@@ -195,6 +195,7 @@ type ListFilter struct {
 
 	notes *ToolNotes      // cache of annotations; nil if no rule depends on them
 	tasks map[string]bool // tasks of the list that the client may use
+	tools map[string]bool // tools of the list that were decided
 }
 
 // NewListFilter returns a filter for a list requested with these headers.
@@ -216,6 +217,7 @@ func (f *ListFilter) Read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 	if failure == nil && l.HasList(mcp.Tasks) && !f.Done {
 		f.findTasks(l)
 	}
+	f.tools = nil
 	return failure
 }
 
@@ -249,6 +251,8 @@ func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 		return acl.Because("it has no name", acl.Deny)
 	case item.Kind != mcp.Tools:
 		return f.Caller.DecideListed(f.server.Name, item.Kind, item.Name)
+	case f.isRepeated(item):
+		return ListedTwice
 	}
 	withheld, hidden := !f.isPinned(item) && f.shared.PinTools, f.isHidden(item.Name)
 	decision := f.decideTool(item)
@@ -259,6 +263,23 @@ func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 		return acl.Because("another tool is renamed to its name", acl.Deny)
 	}
 	return decision
+}
+
+// ListedTwice is the decision on an item whose name an earlier one of the list has.
+var ListedTwice = acl.Because("the server lists it more than once", acl.Deny)
+
+// isRepeated reports whether an earlier tool of the list has the same name. Clients see the first
+// one, so only that is compared with the pin.
+func (f *ListFilter) isRepeated(tool *mcp.Item) bool {
+	if !tool.HasName() {
+		return false
+	}
+	if f.tools == nil {
+		f.tools = map[string]bool{}
+	}
+	repeated := f.tools[tool.Name]
+	f.tools[tool.Name] = true
+	return repeated
 }
 
 // decideTool decides on a tool, and caches its annotations.

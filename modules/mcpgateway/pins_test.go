@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -146,6 +147,39 @@ func TestPinsEnabledByReload(t *testing.T) { // A54, A60
 	server.version.Store(0)
 	if listed, called := tryTool(t, with, "reloaded"); !listed || !called {
 		t.Errorf("the original tool: listed %t, called %t", listed, called)
+	}
+}
+
+// Only the first of several tools with the same name counts. The others are not listed.
+func TestToolsListedTwice(t *testing.T) { // A54
+	const tool = `{"name":"weather","description":"%s","inputSchema":{"type":"object"}}`
+	var second atomic.Pointer[string]
+	server := newRecordingServer(t, func(w http.ResponseWriter, _ *http.Request, got receivedRequest) {
+		switch {
+		case got.is("server/discover"):
+			respond(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
+				`"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/list"):
+			respond(w, got, `{"tools":[`+fmt.Sprintf(tool, "one")+`,`+fmt.Sprintf(tool, *second.Load())+`]}`)
+		default:
+			respond(w, got, `{"content":[]}`)
+		}
+	})
+	for _, pin := range []bool{true, false} {
+		h := storedGateway(t, t.TempDir(), withPins(server.config(fmt.Sprint("twice", pin)), pin))
+		for _, description := range []string{"one", "another", "yet another"} {
+			second.Store(&description)
+			if listed, called := tryTool(t, h, h.Servers[0].Name); !listed || !called {
+				t.Errorf("pin %t, %s: listed %t, called %t", pin, description, listed, called)
+			}
+			list := serve(t, h, newPost("/mcp/"+h.Servers[0].Name, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)).Body
+			if strings.Count(list.String(), `"weather"`) != 1 {
+				t.Errorf("pin %t, %s: listed %s", pin, description, list)
+			}
+		}
+		if changes := h.Servers[0].pins.Changes(); len(changes) > 0 {
+			t.Errorf("pin %t: changes %+v", pin, changes)
+		}
 	}
 }
 
