@@ -266,6 +266,13 @@ func TestParse(t *testing.T) {
 				"a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway",
 		},
 		{
+			"names that a gateway needs itself",
+			"mcp.json",
+			`{"mcpServers":{"health":{"command":"x"},"@org/oauth":{"command":"x"},"Health":{"command":"x"}}}`,
+			"health-server [x]\noauth-server [x]\nHealth [x]\n1: health: is called health-server in the gateway\n" +
+				"1: @org/oauth: is called oauth-server in the gateway",
+		},
+		{
 			"a name that is too long",
 			"mcp.json",
 			`{"mcpServers":{"` + strings.Repeat("n", 50) + `":{"command":"x"}}}`,
@@ -284,8 +291,15 @@ func TestParse(t *testing.T) {
 		{
 			"a command line in command",
 			"mcp.json",
-			`{"mcpServers":{"a":{"command":"npx -y x"}}}`,
-			"a [npx -y x]\n1: a: command: contains a space; arguments belong in args",
+			`{"mcpServers":{"a":{"command":"npx -y x"},"b":{"command":"npx\t-y","args":["x"]},` +
+				`"c":{"command":"${C:-npx -y x}"},"d":{"command":"x","args":["y z"]}}}`,
+			"d [x] [y z]\n1: a, b, c: left out: command: contains a space; arguments belong in args",
+		},
+		{
+			"a path with a space",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"/opt/my app/x"},"b":{"command":"/opt/my app/x","args":["y"]}}}`,
+			"a [/opt/my app/x]\nb [/opt/my app/x] [y]\n1: a: command: contains a space; arguments belong in args",
 		},
 		{
 			"control characters in a name",
@@ -482,7 +496,7 @@ func TestHideSecretsByFormat(t *testing.T) {
 		{"a token as a parameter", url, "https://x.example.com/mcp?config=<eyJhIjoiMDEyMzQ1Njc4OSJ9>"},
 		{"a token in the path", url, "https://x.example.com/s/<sk-0123456789abcdef>/mcp"},
 		{"a password in the URL", url, "https://<ada:0123456789>@${DB}/mcp"},
-		{"a command line", `{"mcpServers":{"a":{"command":%q}}}`, "<npx -y x --token sk-0123456789abcdef>"},
+		{"a command line", `{"mcpServers":{"a":{"command":%q}}}`, "</bin/npx -y x --token sk-0123456789abcdef>"},
 		{
 			"a secret of a flag that has an equals sign",
 			`{"mcpServers":{"a":{"command":"x","args":["--api-key",%q]}}}`,

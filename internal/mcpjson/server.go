@@ -69,13 +69,15 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 			return nil, err
 		}
 	}
+	var server *Server
+	if d.skipNote == nil {
+		if server, err = d.server(); err != nil {
+			return nil, err
+		}
+	}
 	if d.skipNote != nil {
 		p.note(d.skipNote.offset, e.key, d.skipNote.text)
 		return nil, nil
-	}
-	server, err := d.server()
-	if err != nil {
-		return nil, err
 	}
 	for _, note := range d.notes {
 		p.note(note.offset, e.key, note.text)
@@ -327,8 +329,16 @@ func (d *draft) setCommand(s *Server) error {
 		d.note(d.offset, "headers: ignored for a server with a command")
 	}
 	program := d.command[0]
-	if command, ok := program.Literal(); ok && len(d.command)+len(d.args) == 1 && strings.Contains(command, " ") {
-		d.note(d.offset, "command: contains a space; arguments belong in args")
+	written, _ := program.Resolve(func(string) (string, bool) { return "", false })
+	if strings.ContainsAny(written, " \t") {
+		const note = "command: contains a space; arguments belong in args"
+		if !strings.ContainsAny(written, `/\`) { // not a path: mcp_stdio refuses it
+			d.skip(d.offset, note)
+			return nil
+		}
+		if len(d.command)+len(d.args) == 1 {
+			d.note(d.offset, note)
+		}
 	}
 	relative := isRelative(program)
 	if relative || strings.HasPrefix(program[0].Text, "~/") {
@@ -458,16 +468,22 @@ var (
 	underlines = regexp.MustCompile(`_{2,}`)
 )
 
-// cleanName returns a name that model APIs accept as part of a tool name. Of a path such as
-// github.com/user/repo it keeps the last part.
+// reserved are paths of a gateway below mcp_path, which no server can have as its name.
+var reserved = []string{"health", "oauth"}
+
+// cleanName returns a name that a gateway and model APIs accept as part of a tool name. Of a path
+// such as github.com/user/repo it keeps the last part.
 func cleanName(name string) string {
-	if plainName.MatchString(name) && len(name) <= maxName && !strings.Contains(name, "__") &&
-		!strings.HasSuffix(name, "_") {
-		return name
+	if !plainName.MatchString(name) || len(name) > maxName || strings.Contains(name, "__") ||
+		strings.HasSuffix(name, "_") {
+		name = strings.TrimRight(name, "/")
+		name = name[strings.LastIndex(name, "/")+1:]
+		name = underlines.ReplaceAllString(notInNames.ReplaceAllString(name, "-"), "_")
+		name = strings.Trim(name, "-_")
+		name = strings.TrimRight(name[:min(len(name), maxName)], "-_")
 	}
-	name = strings.TrimRight(name, "/")
-	name = name[strings.LastIndex(name, "/")+1:]
-	name = underlines.ReplaceAllString(notInNames.ReplaceAllString(name, "-"), "_")
-	name = strings.Trim(name, "-_")
-	return strings.TrimRight(name[:min(len(name), maxName)], "-_")
+	if slices.Contains(reserved, name) {
+		name += "-server"
+	}
+	return name
 }

@@ -173,11 +173,11 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 			`duplicate server "own": it is in a server line of mcp_gateway and in `},
 		{"a name that is an alias", fileOf("alias", "127.0.0.1:1"),
 			`duplicate server "alias": it is in a server line of mcp_gateway and in `},
-		{"an invalid name", fileOf("health", "127.0.0.1:1"), `server "health": `},
+		{"a name with the separator", fileOf("a-b", "127.0.0.1:1"), `server "a-b": `},
 		{"a file that is too large", good + strings.Repeat(" ", mcpjson.MaxSize), "larger than 1048576 bytes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			own := `"servers":[{"name":"own","aliases":["alias"],"routes":[{"handle":[` + staticHandler + `]}]}]`
+			own := `"separator":"-","servers":[{"name":"own","aliases":["alias"],"routes":[{"handle":[` + staticHandler + `]}]}]`
 			l := startLive(t, good, own)
 			before := l.live.current.Load()
 			l.change(tt.content)
@@ -215,7 +215,7 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 			l.write(tt.content)
 			if err := l.load(own); err == nil || !strings.Contains(err.Error(), tt.want) ||
 				!strings.Contains(err.Error(), l.file) &&
-					!strings.Contains(tt.content, `"health"`) {
+					!strings.Contains(tt.content, `"a-b"`) {
 				t.Errorf("at the start: %v", err)
 			}
 		})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
@@ -307,6 +308,25 @@ func TestMalformedListsOfTools(t *testing.T) {
 	printed, told := importFile(t, path, false)
 	if strings.Contains(printed, "server a ") || !strings.Contains(printed, "expose read") || told != want {
 		t.Errorf("printed\n%s\nnotes %s", printed, told)
+	}
+}
+
+// The gateway accepts the servers that import prints, and the file itself.
+func TestImportedServersAreAccepted(t *testing.T) {
+	for name, server := range map[string]string{
+		"health": `{"command":"x"}`, healthSegment + "/": `{"url":"http://x"}`, login.Segment: `{"command":"x"}`,
+		"stdio": `{"command":"x"}`, "import": `{"command":"x"}`, "--": `{"command":"x"}`,
+		"a line": `{"command":"sh -c true"}`, "words": `{"command":"sh -c","args":["true"]}`,
+	} {
+		text := `{"mcpServers":{"other":{"command":"x"},"` + name + `":` + server + `}}`
+		printed, _, err := ImportServers([]byte(text), "-", "", false)
+		if err == nil {
+			_, _, err = caddyconfig.GetAdapter("caddyfile").Adapt([]byte(printed), nil)
+		}
+		if err != nil {
+			t.Errorf("%s: %v\n%s", name, err, printed)
+		}
+		startLive(t, text, "") // fails if the gateway refuses the file
 	}
 }
 

@@ -1057,7 +1057,7 @@ func TestServersFileChangesUnderClients(t *testing.T) {
 					{``, "not JSON"},
 					{`{"mcpServers":{"line":{"url":"http://127.0.0.1:1"}}}`,
 						`duplicate server "line": it is in a server line of mcp_gateway and in ` + string(file)},
-					{`{"mcpServers":{"health":{"url":"http://127.0.0.1:1"}}}`, "health is reserved"},
+					{`{"mcpServers":{"new":{"url":"http://127.0.0.1:99999"}}}`, "no valid port"},
 				} {
 					file.overwrite(t, broken.text)
 					file.fails(t, broken.want)
