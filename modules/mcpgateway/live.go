@@ -71,6 +71,11 @@ func (l *liveGateway) open() error {
 			return fmt.Errorf("servers_from: %w", f.err)
 		}
 	}
+	// reverse_proxy registers its metrics, which all of them share, in the registry of its context.
+	// Only that of the configuration is served.
+	if _, err := l.ctx.LoadModuleByID("http.handlers.reverse_proxy", nil); err != nil {
+		return err
+	}
 	if err := l.apply(); err != nil {
 		return fmt.Errorf("servers_from: %w", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
@@ -160,6 +161,15 @@ func TestMetricsOfServersOfFiles(t *testing.T) {
 	if err != nil || got.Totals["requests"] == 0 || len(got.Metrics) == 0 {
 		t.Errorf("got %+v, %v", got.Totals, err)
 	}
+	await.Until(t, "the metrics of reverse_proxy", func() bool { // it sets them in the background
+		families, err := l.ctx.GetMetricsRegistry().Gather()
+		for _, family := range families {
+			if family.GetName() == "caddy_reverse_proxy_upstreams_healthy" {
+				return true
+			}
+		}
+		return err != nil
+	})
 }
 
 func TestErrorsInFilesOfServers(t *testing.T) {
