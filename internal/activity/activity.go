@@ -85,11 +85,43 @@ func (s *Sums) add(c *Call) {
 	s.CutChars += int64(c.CutChars)
 }
 
+// gatewaySums are sums by the name of the gateway.
+type gatewaySums map[string]*Sums
+
+// of returns the sums of a gateway.
+func (g gatewaySums) of(gateway string) *Sums {
+	if g[gateway] == nil {
+		g[gateway] = new(Sums)
+	}
+	return g[gateway]
+}
+
+// sum adds up the sums of the gateways for which match returns true, and reports whether there are
+// any.
+func (g gatewaySums) sum(match func(gateway string) bool) (total Sums, any bool) {
+	for gateway, sums := range g {
+		if match(gateway) {
+			total.Add(sums)
+			any = true
+		}
+	}
+	return total, any
+}
+
 // A Tool identifies a tool.
 type Tool struct {
 	Gateway string `json:"gateway"`
 	Server  string `json:"server"`
 	Name    string `json:"name"`
+}
+
+// IsOthers reports whether t stands for all tools of its gateway that have no sums of their own.
+func (t Tool) IsOthers() bool { return t.Server == "" && t.Name == "" }
+
+// A dayLog has the sums of a day by gateway.
+type dayLog struct {
+	date string // in UTC, such as 2026-07-28
+	sums gatewaySums
 }
 
 // A Day has the sums of a day.
@@ -124,9 +156,9 @@ type Log struct {
 	mu         sync.Mutex
 	lastID     int64
 	calls      *quota.Cache[int64, *Call]
-	total      Sums
+	totals     gatewaySums
 	tools      map[Tool]*Sums
-	days       []Day      // latest last
+	days       []dayLog   // latest last
 	today      int        // index of the day of the last call
 	todayBegin time.Time  // beginning of that day
 	intervals  []Interval // with calls; the last is that of the last call
@@ -135,7 +167,7 @@ type Log struct {
 // NewLog returns an empty log.
 func NewLog() *Log {
 	return &Log{
-		Began: time.Now(), tools: map[Tool]*Sums{},
+		Began: time.Now(), totals: gatewaySums{}, tools: map[Tool]*Sums{},
 		calls: quota.NewCache[int64, *Call](callsQuota, quota.Limits{Entries: maxCalls, Bytes: maxBytes}, maxAge, nil),
 	}
 }
@@ -151,9 +183,9 @@ func (l *Log) Add(c *Call) {
 	l.lastID++
 	c.ID, c.At = l.lastID, time.Now()
 	l.calls.Put(c.Owner, c.ID, c, c.size())
-	l.total.add(c)
+	l.totals.of(c.Gateway).add(c)
 	l.sumsOfTool(c).add(c)
-	l.sumsOfDay(c.At).add(c)
+	l.sumsOfDay(c.At).of(c.Gateway).add(c)
 	l.sumsOfInterval(c.At).add(c)
 }
 
@@ -169,7 +201,7 @@ func (l *Log) sumsOfTool(c *Call) *Sums {
 	case sums != nil:
 		return sums
 	case c.Outcome != "ok":
-		return l.sumsOfOthers()
+		return l.sumsOfOthers(c.Gateway)
 	case len(l.tools) >= maxTools:
 		l.mergeRarest()
 	}
@@ -178,46 +210,50 @@ func (l *Log) sumsOfTool(c *Call) *Sums {
 	return sums
 }
 
-// sumsOfOthers returns the sums of all tools without sums of their own.
-func (l *Log) sumsOfOthers() *Sums {
-	if l.tools[Tool{}] == nil {
-		l.tools[Tool{}] = new(Sums)
+// sumsOfOthers returns the sums of all tools of a gateway without sums of their own.
+func (l *Log) sumsOfOthers(gateway string) *Sums {
+	others := Tool{Gateway: gateway}
+	if l.tools[others] == nil {
+		l.tools[others] = new(Sums)
 	}
-	return l.tools[Tool{}]
+	return l.tools[others]
 }
 
-// mergeRarest adds the least used tool to the others. Some servers respond to any tool name: names
-// that a client invents then evict each other, not tools in use.
+// mergeRarest adds the least used tool to the others of its gateway. Some servers respond to any
+// tool name: names that a client invents then evict each other, not tools in use.
 func (l *Log) mergeRarest() {
 	var rarest Tool
 	fewest := int64(math.MaxInt64)
 	for tool, sums := range l.tools {
-		if tool != (Tool{}) && sums.Calls < fewest {
+		if !tool.IsOthers() && sums.Calls < fewest {
 			rarest, fewest = tool, sums.Calls
 		}
 	}
-	l.sumsOfOthers().Add(l.tools[rarest])
+	if fewest == math.MaxInt64 {
+		return
+	}
+	l.sumsOfOthers(rarest.Gateway).Add(l.tools[rarest])
 	delete(l.tools, rarest)
 }
 
 // sumsOfDay returns the sums of a day. The clock may be set back, so it is not always the latest.
-func (l *Log) sumsOfDay(at time.Time) *Sums {
+func (l *Log) sumsOfDay(at time.Time) gatewaySums {
 	if at.Before(l.todayBegin) || !at.Before(l.todayBegin.Add(day)) {
 		l.todayBegin = at.UTC().Truncate(day)
 		l.today = l.dayIndex(l.todayBegin.Format(time.DateOnly))
 	}
-	return &l.days[l.today].Sums
+	return l.days[l.today].sums
 }
 
 // dayIndex returns the index of a date in the days. It adds the date if needed.
 func (l *Log) dayIndex(date string) int {
-	i, found := slices.BinarySearchFunc(l.days, date, func(d Day, date string) int {
-		return strings.Compare(d.Date, date)
+	i, found := slices.BinarySearchFunc(l.days, date, func(d dayLog, date string) int {
+		return strings.Compare(d.date, date)
 	})
 	if found {
 		return i
 	}
-	l.days = slices.Insert(l.days, i, Day{Date: date})
+	l.days = slices.Insert(l.days, i, dayLog{date, gatewaySums{}})
 	if len(l.days) > maxDays {
 		l.days = slices.Delete(l.days, 0, 1)
 		i = max(0, i-1)
@@ -267,15 +303,23 @@ type ToolSums struct {
 	Sums
 }
 
-// Sums returns the sums since the process started: of all calls, by tool, and by day, latest last.
-func (l *Log) Sums() (total Sums, tools []ToolSums, days []Day) {
+// Sums returns the sums since the process started, of the gateways for which match returns true: of
+// all their calls, by tool, and by day, latest last.
+func (l *Log) Sums(match func(gateway string) bool) (total Sums, tools []ToolSums, days []Day) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	tools = make([]ToolSums, 0, len(l.tools))
+	total, _ = l.totals.sum(match)
 	for tool, sums := range l.tools {
-		tools = append(tools, ToolSums{tool, *sums})
+		if match(tool.Gateway) {
+			tools = append(tools, ToolSums{tool, *sums})
+		}
 	}
-	return l.total, tools, slices.Clone(l.days)
+	for _, day := range l.days {
+		if sums, any := day.sums.sum(match); any {
+			days = append(days, Day{day.date, sums})
+		}
+	}
+	return total, tools, days
 }
 
 // Recent returns the sums of the last ten minutes, in intervals of ten seconds, the current one

@@ -14,6 +14,9 @@ import (
 // all accepts every call.
 func all(*Call) bool { return true }
 
+// every accepts every gateway.
+func every(string) bool { return true }
+
 // kept returns the number of recorded calls of an owner.
 func kept(l *Log, owner string) int {
 	return len(l.Calls(0, maxCalls, func(c *Call) bool { return c.Owner == owner }))
@@ -98,7 +101,7 @@ func TestCallsExpireAfterADay(t *testing.T) {
 		if got := ids(l.Calls(0, 10, all)); !slices.Equal(got, []int64{2}) || l.Call(1) != nil {
 			t.Errorf("got %v", got)
 		}
-		if total, _, _ := l.Sums(); total.Calls != 2 {
+		if total, _, _ := l.Sums(every); total.Calls != 2 {
 			t.Errorf("total is %+v", total)
 		}
 	})
@@ -117,7 +120,7 @@ func TestSums(t *testing.T) {
 	} {
 		l.Add(&c)
 	}
-	total, tools, days := l.Sums()
+	total, tools, days := l.Sums(every)
 	if want := (Sums{Calls: 7, Failed: 2, Received: 112, Sent: 52, CutChars: 50}); total != want || len(days) != 1 ||
 		days[0].Sums != want {
 		t.Errorf("got %+v, by day %+v", total, days)
@@ -129,10 +132,32 @@ func TestSums(t *testing.T) {
 	want := map[Tool]Sums{
 		{"g", "s", "a"}:              {Calls: 3, Failed: 1, Received: 110, Sent: 50, CutChars: 50},
 		{"g", "s", "resources/read"}: {Calls: 2, Received: 2, Sent: 2},
-		{}:                           {Calls: 2, Failed: 1}, // no tool with this name has succeeded
+		{Gateway: "g"}:               {Calls: 2, Failed: 1}, // no tool with this name has succeeded
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestSumsOfOneGateway(t *testing.T) {
+	l := NewLog()
+	l.Add(&Call{Gateway: "a", Server: "s", Method: "tools/call", Name: "x", Outcome: "ok", CutChars: 3})
+	l.Add(&Call{Gateway: "a", Server: "s", Method: "tools/call", Name: "y", Outcome: "acl_denied"})
+	l.Add(&Call{Gateway: "b", Server: "s", Method: "tools/call", Name: "x", Outcome: "ok", CutChars: 5})
+	for gateway, want := range map[string]Sums{
+		"a": {Calls: 2, Failed: 1, CutChars: 3}, "b": {Calls: 1, CutChars: 5}, "c": {},
+	} {
+		total, tools, days := l.Sums(func(name string) bool { return name == gateway })
+		var byTool, byDay Sums
+		for _, tool := range tools {
+			byTool.Add(&tool.Sums)
+		}
+		for _, day := range days {
+			byDay.Add(&day.Sums)
+		}
+		if total != want || byTool != want || byDay != want {
+			t.Errorf("%s: got %+v, by tool %+v, by day %+v, want %+v", gateway, total, byTool, byDay, want)
+		}
 	}
 }
 
@@ -148,7 +173,7 @@ func TestToolsAreLimited(t *testing.T) {
 	add("late")
 	add("late")
 	add("early")
-	total, tools, _ := l.Sums()
+	total, tools, _ := l.Sums(every)
 	if len(tools) > maxTools+1 {
 		t.Fatalf("got %d tools, want at most the limit and one", len(tools))
 	}
@@ -174,7 +199,7 @@ func TestDays(t *testing.T) {
 		l.Add(new(Call))
 		time.Sleep(2 * day) // without calls
 		l.Add(new(Call))
-		_, _, days := l.Sums()
+		_, _, days := l.Sums(every)
 		var got []string
 		for _, d := range days {
 			got = append(got, fmt.Sprint(d.Date, " ", d.Calls))
@@ -186,7 +211,7 @@ func TestDays(t *testing.T) {
 			time.Sleep(day)
 			l.Add(new(Call))
 		}
-		if _, _, days = l.Sums(); len(days) != maxDays || days[0].Date >= days[1].Date {
+		if _, _, days = l.Sums(every); len(days) != maxDays || days[0].Date >= days[1].Date {
 			t.Errorf("got %d days: %+v", len(days), days)
 		}
 	})
@@ -196,11 +221,12 @@ func TestDays(t *testing.T) {
 func TestClockIsSetBack(t *testing.T) {
 	l, now := NewLog(), time.Now()
 	for _, at := range []time.Time{now.Add(3650 * day), now, now} {
-		l.sumsOfDay(at).Calls++
+		l.sumsOfDay(at).of("").Calls++
 		l.sumsOfInterval(at).Calls++
 	}
-	if len(l.days) != 2 || l.days[0].Calls != 2 || l.days[1].Calls != 1 || l.days[0].Date > l.days[1].Date {
-		t.Errorf("got %+v", l.days)
+	if _, _, days := l.Sums(every); len(days) != 2 || days[0].Calls != 2 || days[1].Calls != 1 ||
+		days[0].Date > days[1].Date {
+		t.Errorf("got %+v", days)
 	}
 	if len(l.intervals) != 2 || l.intervals[1].Calls != 2 {
 		t.Errorf("got %+v", l.intervals)
@@ -287,12 +313,12 @@ func TestLogIsSafeForConcurrentUse(t *testing.T) {
 				l.Add(&Call{Owner: fmt.Sprint(i), Gateway: "g", Server: "s", Outcome: "ok"})
 				l.Latency("g", "s")
 				l.Recent()
-				l.Sums()
+				l.Sums(every)
 			}
 		})
 	}
 	writers.Wait()
-	if total, _, _ := l.Sums(); total.Calls != 2000 {
+	if total, _, _ := l.Sums(every); total.Calls != 2000 {
 		t.Errorf("got %+v", total)
 	}
 }

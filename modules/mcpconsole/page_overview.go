@@ -171,7 +171,7 @@ func newToolBars(tools []adminapi.ToolSaving) (bars [10]toolBar) {
 // toolLabel returns the display name of a tool.
 func toolLabel(tool activity.Tool) string {
 	switch {
-	case tool == activity.Tool{}:
+	case tool.IsOthers():
 		return "all others"
 	case tool.Server == "":
 		return tool.Name

@@ -19,7 +19,7 @@ func (c *adminCall) overview() (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	total, _, _ := activity.Process.Sums()
+	total, _, _ := activity.Process.Sums(func(string) bool { return true })
 	overview := adminapi.Overview{
 		Since: activity.Process.Began.UTC(), Gateways: []adminapi.GatewayStatus{},
 		Total: total, Recent: activity.Process.Recent(),
@@ -73,19 +73,14 @@ func (c *adminCall) savings() (any, error) {
 	if err != nil || !(price >= 0 && price <= adminapi.MaxPrice) {
 		return nil, invalidRequest(errors.New("price: must be a number, the price of a million tokens"))
 	}
-	_, tools, days := activity.Process.Sums()
-	requested := c.records()
+	total, tools, days := activity.Process.Sums(c.records())
 	all := adminapi.Savings{
-		Since: activity.Process.Began.UTC(), Tools: []adminapi.ToolSaving{}, Days: []adminapi.DaySaving{}, Price: price,
+		Since: activity.Process.Began.UTC(), Total: newSaving(total, price),
+		Tools: []adminapi.ToolSaving{}, Days: []adminapi.DaySaving{}, Price: price,
 	}
-	var total activity.Sums
 	for _, tool := range tools {
-		if requested(tool.Gateway) {
-			all.Tools = append(all.Tools, adminapi.ToolSaving{Tool: tool.Tool, Saving: newSaving(tool.Sums, price)})
-			total.Add(&tool.Sums)
-		}
+		all.Tools = append(all.Tools, adminapi.ToolSaving{Tool: tool.Tool, Saving: newSaving(tool.Sums, price)})
 	}
-	all.Total = newSaving(total, price)
 	slices.SortFunc(all.Tools, func(a, b adminapi.ToolSaving) int {
 		return cmp.Or(cmp.Compare(b.CutChars, a.CutChars), cmp.Compare(b.Received, a.Received),
 			cmp.Compare(a.Server, b.Server), cmp.Compare(a.Name, b.Name))
@@ -93,14 +88,16 @@ func (c *adminCall) savings() (any, error) {
 	for _, day := range days {
 		all.Days = append(all.Days, adminapi.DaySaving{Date: day.Date, Saving: newSaving(day.Sums, price)})
 	}
-	var conversations activity.Sums
-	for _, route := range activity.Models.Routes() {
-		conversations.Calls += route.Requests
-		conversations.Received += route.BytesBefore
-		conversations.Sent += route.BytesAfter
-		conversations.CutChars += route.SavedChars
+	if c.gateway == "" { // conversations do not pass a gateway
+		var conversations activity.Sums
+		for _, route := range activity.Models.Routes() {
+			conversations.Calls += route.Requests
+			conversations.Received += route.BytesBefore
+			conversations.Sent += route.BytesAfter
+			conversations.CutChars += route.SavedChars
+		}
+		all.Conversations = newSaving(conversations, price)
 	}
-	all.Conversations = newSaving(conversations, price)
 	return all, nil
 }
 

@@ -391,8 +391,13 @@ func TestAdminSavings(t *testing.T) {
 		}
 	}
 	var none adminapi.Savings
+	activity.Models.Add(&activity.Request{Route: "savings", SavedChars: 1000}) // not of a gateway
 	if a.call("GET", "/mcp_gateway/savings?gateway=none", "", &none); none.Total != (adminapi.Saving{}) ||
-		len(none.Tools) > 0 {
+		len(none.Tools)+len(none.Days) > 0 || none.Conversations != none.Total {
 		t.Errorf("got %+v", none)
+	}
+	var all adminapi.Savings
+	if a.call("GET", "/mcp_gateway/savings", "", &all); all.Conversations.Tokens == 0 {
+		t.Errorf("got %+v", all.Conversations)
 	}
 }

@@ -235,12 +235,13 @@ type GatewayStatus struct {
 	Clients int      `json:"clients"` // sessions in memory
 }
 
-// Savings are the characters kept out of contexts since the process started.
+// Savings are the characters kept out of contexts since the process started. Conversations are those
+// of tool_result_mask; no gateway has them.
 type Savings struct {
 	Since         time.Time    `json:"since"`
 	Total         Saving       `json:"total"` // of tool results
 	Tools         []ToolSaving `json:"tools"` // largest saving first
-	Days          []DaySaving  `json:"days"`  // of all gateways, latest last
+	Days          []DaySaving  `json:"days"`  // latest last
 	Conversations Saving       `json:"conversations"`
 	Price         float64      `json:"price,omitempty"` // per million tokens, as requested
 }
