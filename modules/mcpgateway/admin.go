@@ -325,12 +325,20 @@ var typeNames = map[reflect.Kind]string{
 	reflect.String: "a string", reflect.Bool: "true or false", reflect.Map: "an object",
 }
 
-// gateways returns the gateways with the requested name or mcp_path, or all if none is requested.
+// gateways returns the gateways with the requested label or, if none has it, with the requested
+// mcp_path. If none is requested, it returns all.
 func (c *adminCall) gateways() (found []adminGateway, err error) {
+	byPath := []adminGateway{}
 	for _, h := range registry.current() {
-		if c.gateway == "" || c.gateway == h.Name || c.gateway == h.MCPPath {
-			found = append(found, adminGateway{h})
+		switch g := (adminGateway{h}); {
+		case c.gateway == "", c.gateway == g.id().Label():
+			found = append(found, g)
+		case c.gateway == h.MCPPath:
+			byPath = append(byPath, g)
 		}
+	}
+	if len(found) == 0 {
+		found = byPath
 	}
 	if c.gateway != "" && len(found) == 0 {
 		return nil, notFound("unknown gateway %q", c.gateway)
@@ -342,9 +350,9 @@ func (c *adminCall) gateways() (found []adminGateway, err error) {
 // only names, and may be those of gateways of an earlier configuration.
 func (c *adminCall) records() func(gateway string) bool {
 	names := []string{c.gateway}
-	for _, h := range registry.current() {
-		if c.gateway == h.MCPPath {
-			names = append(names, h.Name)
+	if found, err := c.gateways(); err == nil {
+		for _, g := range found {
+			names = append(names, g.Name)
 		}
 	}
 	return func(gateway string) bool { return c.gateway == "" || slices.Contains(names, gateway) }

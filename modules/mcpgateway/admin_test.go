@@ -94,6 +94,19 @@ const (
 		staticHandler + `]}]},{"name":"b c","routes":[{}]}]}`
 )
 
+// A path selects the gateway without a name, even if gateways with names have the same path.
+func TestAdminSelectsGateways(t *testing.T) { // A70
+	const unnamed = `{"rpc_path":"/rpc","servers":[{"name":"web","routes":[{"handle":[` + staticHandler + `]}]}]}`
+	a := newAdmin(t, gatewayWeb, gatewayOther, unnamed)
+	for gateway, want := range map[string]string{"one": "one", "two": "two", "/two": "two", "/mcp": ""} {
+		var server adminapi.ServerStatus
+		res := a.call("GET", "/mcp_gateway/servers/web?gateway="+gateway, "", &server)
+		if res.StatusCode != http.StatusOK || server.Gateway != want {
+			t.Errorf("%s: got %d, %+v", gateway, res.StatusCode, server.GatewayID)
+		}
+	}
+}
+
 func TestAdminRefusals(t *testing.T) { // A70, A72
 	a := newAdmin(t, gatewayWeb, gatewayOther)
 	for _, tt := range []struct {
