@@ -151,6 +151,7 @@ func (c shownCall) Class() string {
 // A callView is the data of a call's page.
 type callView struct {
 	shownCall
+	Label         string // of the gateway
 	Record        bool   // the gateway now records arguments and results
 	ArgumentsText string // arguments, indented
 	ResultText    string // the result, indented
@@ -190,15 +191,17 @@ func showCall(v *consoleRequest) (any, error) {
 		return nil, err
 	}
 	view := newCallView(call, originals)
-	view.Record = slices.ContainsFunc(now.Gateways, func(g adminapi.GatewayStatus) bool {
-		return g.Name == call.Gateway && g.Record
-	})
+	for _, g := range now.Gateways {
+		if g.Name == call.Gateway {
+			view.Label, view.Record = g.Label(), view.Record || g.Record
+		}
+	}
 	return view, nil
 }
 
 func newCallView(call *activity.Call, originals []original) *callView {
 	return &callView{
-		shownCall: shownCall{call}, Originals: originals,
+		shownCall: shownCall{call}, Label: call.Gateway, Originals: originals,
 		ArgumentsText: indented(call.Arguments), ResultText: indented(call.Result), Texts: resultTexts(call.Result),
 	}
 }

@@ -169,7 +169,7 @@ func showServer(v *consoleRequest) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	changes, err := get[[]adminapi.ToolChange](v, "/tools/changes?gateway="+url.QueryEscape(status.Gateway))
+	changes, err := get[[]adminapi.ToolChange](v, "/tools/changes?gateway="+url.QueryEscape(status.Label()))
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,9 @@ var toolsPage = page{
 		view := newToolsView(&listing, filter)
 		view.Clients = clients
 		for _, g := range overview.Gateways {
-			view.Gateways = append(view.Gateways, g.Name)
+			if !slices.Contains(view.Gateways, g.Label()) {
+				view.Gateways = append(view.Gateways, g.Label())
+			}
 		}
 		return view, nil
 	},
@@ -108,7 +110,7 @@ func newToolsView(listing *adminapi.ToolListing, filter toolFilter) *toolsView {
 	words := strings.Fields(strings.ToLower(filter.Text))
 	for i := range listing.Tools {
 		tool := &listing.Tools[i]
-		sum := view.sum(tool.Gateway)
+		sum := view.sum(tool.Label())
 		sum.Count++
 		sum.Tokens += tool.Tokens
 		sum.FocusTokens += tool.FocusTokens
@@ -143,7 +145,7 @@ func (v *toolsView) sum(gateway string) *toolSum {
 
 // Share returns a tool's share of the tokens of its gateway's tools.
 func (v *toolsView) Share(r toolRow) string {
-	return percent(float64(r.Tokens), float64(v.sum(r.Gateway).Tokens))
+	return percent(float64(r.Tokens), float64(v.sum(r.Label()).Tokens))
 }
 
 // Narrowed reports whether the filter excludes tools.
@@ -261,7 +263,7 @@ func (v *toolView) try(request *consoleRequest) *trial {
 	if err := v.Form.fill(&call); err != nil {
 		return &trial{Error: err.Error()}
 	}
-	report, err := post[adminapi.CallReport](request, "/call?gateway="+url.QueryEscape(v.Gateway), call)
+	report, err := post[adminapi.CallReport](request, "/call?gateway="+url.QueryEscape(v.Label()), call)
 	if err != nil {
 		return &trial{Error: err.Error()}
 	}

@@ -235,6 +235,9 @@ type GatewayStatus struct {
 	Clients int      `json:"clients"` // sessions in memory
 }
 
+// Label returns the name of the gateway, or its path if it has no name.
+func (s GatewayStatus) Label() string { return GatewayID{s.Name, s.Path}.Label() }
+
 // Savings are the characters kept out of contexts since the process started. Conversations are those
 // of tool_result_mask; no gateway has them.
 type Savings struct {
