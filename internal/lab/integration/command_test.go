@@ -179,6 +179,25 @@ func TestCommandCheckOfDirectory(t *testing.T) {
 	}
 }
 
+// If files of servers_from yield no server, the check says why.
+func TestCommandCheckWithoutServers(t *testing.T) {
+	isolate(t)
+	folder := t.TempDir()
+	file, missing := filepath.Join(folder, "mcp.json"), filepath.Join(folder, "none.json")
+	const servers = `{"mcpServers":{"a":{"command":"x","args":["${NOT_SET_IN_TESTS}"]}}}`
+	if err := os.WriteFile(file, []byte(servers), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := runCommand(t, "", "check", "--config",
+		writeCaddyfile(t, site("127.0.0.1:8080", gateway("separator __", "servers_from "+file+" "+missing))))
+	want := file + ":1: a: left out, because its command or URL needs environment variables that are not set: " +
+		"NOT_SET_IN_TESTS\nnot used: " + missing + ": no such file or directory\n" +
+		"Error: no mcp_gateway is running, or it has no servers\n"
+	if got.status != 1 || got.stdout != "" || got.stderr != want {
+		t.Errorf("%d %s%s", got.status, got.stdout, got.stderr)
+	}
+}
+
 // The command calls tools as an agent, or directly at the server.
 func TestCommandCall(t *testing.T) {
 	isolate(t)

@@ -53,6 +53,7 @@ it does the same with the Caddyfile in the current directory.`,
 				}
 				chosen, err := admin.chooseServers(ctx, names)
 				if err != nil {
+					_, _ = admin.printFiles(ctx, os.Stderr) // may say why there are no servers
 					return err
 				}
 				run := newCheckRun(os.Stdout, os.Stderr, isTerminal(os.Stderr), chosen)
