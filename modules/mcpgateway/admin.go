@@ -380,7 +380,11 @@ func (c *adminCall) oneGateway(what string, has func(adminGateway) bool) (g admi
 func ambiguousError(found []adminGateway) *adminapi.Error {
 	var names []string
 	for _, g := range found {
-		names = append(names, fmt.Sprintf("%q at %s", g.Name, g.MCPPath))
+		name := fmt.Sprintf("%q at %s", g.Name, g.MCPPath)
+		if g.Name == "" {
+			name = g.MCPPath + " (no name)"
+		}
+		names = append(names, name)
 	}
 	way := "select one with " + adminapi.GatewayParameter
 	if len(slices.Compact(slices.Sorted(slices.Values(names)))) < len(names) {

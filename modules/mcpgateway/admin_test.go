@@ -105,6 +105,11 @@ func TestAdminSelectsGateways(t *testing.T) { // A70
 			t.Errorf("%s: got %d, %+v", gateway, res.StatusCode, server.GatewayID)
 		}
 	}
+	var failure adminapi.Error
+	if a.call("GET", "/mcp_gateway/servers/web", "", &failure); failure.Message !=
+		`several gateways match; select one with ?gateway=: /mcp (no name), "one" at /mcp, "two" at /two` {
+		t.Errorf("got %+v", failure)
+	}
 }
 
 func TestAdminRefusals(t *testing.T) { // A70, A72

@@ -175,6 +175,21 @@ func TestGroupCommand(t *testing.T) {
 	}
 }
 
+func TestAdminAddressIsInvalid(t *testing.T) {
+	for address, want := range map[string]string{
+		"localhost:1-5":         "must be <host>:<port> or unix/<path>",
+		"http://localhost:2019": "must be <host>:<port> or unix/<path>",
+		"localhost:99999":       "value out of range",
+	} {
+		client := adminClient{address: address}
+		err := client.get(t.Context(), "/servers", nil)
+		if err == nil || !strings.HasPrefix(err.Error(), "invalid admin address "+address+": ") ||
+			!strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
 func TestReadAdminError(t *testing.T) {
 	for _, tt := range []struct{ name, body, want string }{
 		{"an error", `{"error":"unknown server \"a\"","code":"not_found"}`, `unknown server "a"`},

@@ -139,8 +139,11 @@ func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
 		return nil, "", err
 	}
 	address, err := caddy.ParseNetworkAddress(text)
-	if err != nil || address.PortRangeSize() > 1 {
-		return nil, "", fmt.Errorf("invalid admin address %s: %v", text, err)
+	switch {
+	case err != nil:
+		return nil, "", fmt.Errorf("invalid admin address %s: %w", text, err)
+	case address.PortRangeSize() > 1, !address.IsUnixNetwork() && strings.Contains(address.Host, "/"):
+		return nil, "", fmt.Errorf("invalid admin address %s: must be <host>:<port> or unix/<path>", text)
 	}
 	origin = "http://" + address.JoinHostPort(0)
 	if address.IsUnixNetwork() {
