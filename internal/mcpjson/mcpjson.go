@@ -88,7 +88,11 @@ func Parse(data []byte, name, path, home string) (*File, error) {
 	}
 	root, err := hujson.Parse(data)
 	if err != nil {
-		return nil, p.syntaxError(err)
+		var invalid error
+		root, invalid = hujson.Parse(append(slices.Clip(data), '\n')) // for a comment in the last line
+		if invalid != nil {
+			return nil, p.syntaxError(err)
+		}
 	}
 	if err := p.parse(root); err != nil {
 		return nil, err

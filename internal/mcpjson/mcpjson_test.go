@@ -266,6 +266,12 @@ func TestParse(t *testing.T) {
 				"a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway",
 		},
 		{
+			"a comment in a last line without a line break",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x"}}} // of Ada`,
+			"a [x]",
+		},
+		{
 			"names that a gateway needs itself",
 			"mcp.json",
 			`{"mcpServers":{"health":{"command":"x"},"@org/oauth":{"command":"x"},"Health":{"command":"x"}}}`,
