@@ -251,9 +251,9 @@ var badConfigurations = map[string][]badConfiguration{
 			"server b: expected one URL, or stdio and a command, at Caddyfile:3"},
 		{"a server with credentials in its URL", "\t\tserver b http://u:secret@127.0.0.1:1",
 			"server b: credentials in a URL are not sent; set them with request_header, at Caddyfile:3"},
-		{"a server with a placeholder in its URL", "\t\tserver b http://{env.HOST}:80",
-			"server b: http://{env.HOST}:80 has a placeholder, which is not replaced here; use {$NAME} for environment " +
-				"variables, at Caddyfile:3"},
+		{"a server with a placeholder in its URL", "\t\tserver b http://u:secret@{env.HOST}:80",
+			"server b: the URL has a placeholder, which is not replaced here; use {$NAME} for environment variables, at " +
+				"Caddyfile:3"},
 		{"a server with a port that is too large", "\t\tserver b http://127.0.0.1:99999",
 			`server b: "http://127.0.0.1:99999" has no valid port, at Caddyfile:3`},
 		{"a server with a fragment", "\t\tserver b http://127.0.0.1/#x",

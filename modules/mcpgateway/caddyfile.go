@@ -407,8 +407,7 @@ func blockTokens(directive caddyfile.Token, args, lines []caddyfile.Token) []cad
 func (s *Server) proxyToURL(address string) error {
 	shown, _, _ := strings.Cut(address, "?") // a query may contain a key
 	if strings.ContainsAny(address, "{}") {
-		return fmt.Errorf(
-			"%s has a placeholder, which is not replaced here; use {$NAME} for environment variables", address)
+		return errors.New("the URL has a placeholder, which is not replaced here; use {$NAME} for environment variables")
 	}
 	u, err := url.Parse(address)
 	switch {
