@@ -80,7 +80,7 @@ func readLines(file []byte) ([]*Conversation, error) {
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
+			return nil, fmt.Errorf("line %d: %w", number, withoutTypes(err))
 		}
 	}
 	return r.conversations, nil

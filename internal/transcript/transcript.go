@@ -125,6 +125,7 @@ func Read(file []byte) ([]*Conversation, error) {
 		found, err = readLines(file)
 	} else {
 		found, err = readDocument(file)
+		err = withoutTypes(err)
 	}
 	if err != nil {
 		return nil, err
@@ -134,6 +135,15 @@ func Read(file []byte) ([]*Conversation, error) {
 		return nil, ErrUnknownFormat
 	}
 	return found, nil
+}
+
+// withoutTypes returns ErrUnknownFormat for the error that a member has another type than in the
+// known formats. That error names types of this package.
+func withoutTypes(err error) error {
+	if _, mistyped := errors.AsType[*json.UnmarshalTypeError](err); mistyped {
+		return ErrUnknownFormat
+	}
+	return err
 }
 
 // readDocument reads a file that is a single JSON value.

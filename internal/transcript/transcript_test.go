@@ -374,9 +374,13 @@ func TestUnreadable(t *testing.T) {
 		"other lines":               lines(`{"a":1}`, `{"a":2}`),
 		"a session without replies": lines(claude("user", "1", "", "u", ""), claude("user", "2", "", "v", "")),
 		"a number":                  "1",
+		"a text":                    `"x"`,
+		"a member of another type":  `{"history":{}}`,
+		"a line of another type":    lines(`{"a":1}`, `["a"]`),
+		"a message of another type": `{"info":{},"messages":["a"]}`,
 	} {
-		if found, err := Read([]byte(file)); err == nil {
-			t.Errorf("%s: %d conversations", name, len(found))
+		if found, err := Read([]byte(file)); !errors.Is(err, ErrUnknownFormat) {
+			t.Errorf("%s: %d conversations, %v", name, len(found), err)
 		}
 	}
 	if _, err := Read([]byte(lines(codex("response_item", itemUser), `{"type`, ""))); err == nil ||
