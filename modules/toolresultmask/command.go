@@ -47,10 +47,10 @@ part of a request that equals the beginning of the previous one is read from the
 cache, the rest is written to it, at the cache_prices of the configuration and four
 bytes per token. It reads the body of the last request of a conversation, JSON Lines
 of bodies, Claude Code sessions, Codex rollouts, and trajectories of SWE-agent and
-mini-SWE-agent; in folders, all files named .json, .jsonl and .traj. Without a file it
-reads standard input. For one conversation it prints every request, for several one
-line each. "moved" marks requests that mask results which had been sent before.
-Unreadable files are named on standard error.
+mini-SWE-agent; in folders, all files named .json, .jsonl and .traj. Without a file, or
+with -, it reads standard input. For one conversation it prints every request, for
+several one line each. "moved" marks requests that mask results which had been sent
+before. Unreadable files are named on standard error.
 
 If transcripts have timestamps, prompts unused for longer than --cache-ttl have left
 the cache. --json prints the same as JSON.`,

@@ -200,9 +200,10 @@ func (r *replay) run(paths []string, stdin io.Reader, report replayReport) error
 			report.unread(unreadFile{name, err.Error()})
 		}
 	}
-	if len(paths) == 0 {
+	if len(paths) == 0 || slices.Equal(paths, []string{"-"}) {
 		conversations, err := readTranscript(stdin)
 		billFile("standard input", conversations, err, true)
+		paths = nil
 	}
 	for name, err := range transcriptsIn(paths) {
 		var conversations []*transcript.Conversation

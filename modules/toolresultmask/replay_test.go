@@ -104,6 +104,18 @@ func TestReplayUnread(t *testing.T) {
 	}
 }
 
+func TestReplayStandardInput(t *testing.T) {
+	for _, paths := range [][]string{nil, {"-"}} {
+		var out bytes.Buffer
+		err := newReplay(provision(t, `{}`), 0).run(paths, strings.NewReader(turns("a", "b")), &replayJSON{out: &out})
+		var report replayJSON
+		if err != nil || json.Unmarshal(out.Bytes(), &report) != nil || len(report.Transcripts) != 1 ||
+			report.Transcripts[0].Name != "standard input" {
+			t.Errorf("%q: %v, %s", paths, err, &out)
+		}
+	}
+}
+
 // A request later than the ttl reads nothing from the cache.
 func TestReplayExpires(t *testing.T) {
 	line := func(minute int, role, content string) string {
