@@ -109,7 +109,9 @@ func (c *adminClient) open(ctx context.Context, method, path string, body any) (
 		query.Set("gateway", c.gateway)
 		r.URL.RawQuery = query.Encode()
 	}
-	r.Header.Set("Origin", origin)
+	if origin != socketOrigin {
+		r.Header.Set("Origin", origin)
+	}
 	r.Header.Set("Content-Type", "application/json")
 	res, err := client.Do(r)
 	if err != nil {
@@ -122,7 +124,10 @@ func (c *adminClient) open(ctx context.Context, method, path string, body any) (
 	return res, nil
 }
 
-// httpClient returns an HTTP client that connects to the API, and the Origin to send.
+// socketOrigin is the origin of an API at a Unix socket. Caddy refuses any Origin there.
+const socketOrigin = "http://127.0.0.1"
+
+// httpClient returns an HTTP client that connects to the API, and its origin.
 func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
 	if c.private {
 		transport := &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}
@@ -147,7 +152,7 @@ func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
 	}
 	origin = "http://" + address.JoinHostPort(0)
 	if address.IsUnixNetwork() {
-		origin = "http://127.0.0.1"
+		origin = socketOrigin
 		address.Host, _, _ = strings.Cut(address.Host, "|") // permissions follow
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -16,6 +16,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/logging"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
@@ -254,6 +255,42 @@ func TestStdioLogging(t *testing.T) { // A42
 			t.Errorf("got %s, %v", text, err)
 		}
 	})
+}
+
+// The commands find the admin API wherever Caddy listens.
+func TestAdminAddresses(t *testing.T) {
+	t.Cleanup(func() { _ = caddy.Stop() })
+	socket := "unix/" + filepath.Join(t.TempDir(), "admin.sock")
+	for _, listen := range []string{socket, socket + "|0600", "localhost:" + freePort(t), "127.0.0.1:" + freePort(t)} {
+		file := filepath.Join(t.TempDir(), "Caddyfile")
+		text := "{\nadmin " + listen + "\npersist_config off\nlog {\noutput discard\n}\n}\n" +
+			"http://127.0.0.1:" + freePort(t) + " {\n" + gatewayOne + "}"
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := caddy.Load(adapt(t, text), true); err != nil {
+			t.Fatal(err)
+		}
+		for _, client := range []adminClient{{address: listen}, {config: file}} {
+			var servers []adminapi.ServerStatus
+			if err := client.get(t.Context(), "/servers", &servers); err != nil || len(servers) != 2 {
+				t.Errorf("%+v: got %d servers, %v", client, len(servers), err)
+			}
+			var check adminapi.ServerCheck
+			if err := client.post(t.Context(), "/servers/sample/check", nil, &check); err != nil || !check.Up {
+				t.Errorf("%+v: got %+v, %v", client, check, err)
+			}
+		}
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	address, err := freeLoopbackAddress()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return address[strings.LastIndexByte(address, ':')+1:]
 }
 
 func TestStdioServes(t *testing.T) { // A42
