@@ -283,7 +283,7 @@ func TestCommandStdioRefuses(t *testing.T) {
 		{"an invalid file", "mcp_gateway {", nil, "Caddyfile"},
 		{"no gateway", site(freeAddress(t), "respond hello"), nil, "no mcp_gateway configured"},
 		{"several gateways", site(freeAddress(t), two), nil, "set --gateway to one of"},
-		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "the names are (no name), other"},
+		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "the names are /mcp, other"},
 		{"an unknown server", site(freeAddress(t), gateway(child("a"))), []string{"--server", "zz"}, "it has a"},
 		{"an invalid value", site(freeAddress(t), gateway(child("a"), "request_limit -1")), nil, "request_limit"},
 	}

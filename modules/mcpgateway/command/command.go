@@ -56,7 +56,7 @@ func (c *adminClient) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
 	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
 	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
-	cmd.Flags().StringVar(&c.gateway, "gateway", "", "Name of the mcp_gateway, if there are several")
+	cmd.Flags().StringVar(&c.gateway, "gateway", "", "Name or mcp_path of the mcp_gateway, if there are several")
 }
 
 // serverPath returns the path of a server in the API.

@@ -126,7 +126,34 @@ func (w *wholeConfig) gateways() (found []*configuredGateway, err error) {
 	return found, nil
 }
 
-// chooseGateway returns the gateway with this name, or the only one.
+// label returns the name of the gateway, or its path if it has no name.
+func (g *configuredGateway) label() string { return cmp.Or(g.Name, g.mcpPath()) }
+
+// mcpPath returns the configured or default path.
+func (g *configuredGateway) mcpPath() string { return cmp.Or(g.MCPPath, "/mcp") }
+
+// withLabel returns the gateways with a label or, if none has it, with this path. It returns all if
+// the label is empty.
+func withLabel(all []*configuredGateway, label string) (found []*configuredGateway) {
+	if label == "" {
+		return all
+	}
+	var byPath []*configuredGateway
+	for _, g := range all {
+		switch label {
+		case g.label():
+			found = append(found, g)
+		case g.mcpPath():
+			byPath = append(byPath, g)
+		}
+	}
+	if len(found) == 0 {
+		return byPath
+	}
+	return found
+}
+
+// chooseGateway returns the gateway with this name or path, or the only one.
 func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
 	found, err := w.gateways()
 	if err != nil {
@@ -134,11 +161,9 @@ func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
 	}
 	names := make([]string, len(found))
 	for i, g := range found {
-		names[i] = cmp.Or(g.Name, "(no name)")
+		names[i] = g.label()
 	}
-	if name != "" {
-		found = slices.DeleteFunc(found, func(g *configuredGateway) bool { return g.Name != name })
-	}
+	found = withLabel(found, name)
 	switch {
 	case len(found) == 0:
 		return nil, fmt.Errorf("no mcp_gateway has the name %q; the names are %s", name, strings.Join(names, ", "))
@@ -176,7 +201,7 @@ func (g *configuredGateway) checkClient(client string) error {
 
 // path returns the path of the gateway, or of one of its servers.
 func (g *configuredGateway) path(server string) (string, error) {
-	path := strings.TrimSuffix((&url.URL{Path: cmp.Or(g.MCPPath, "/mcp")}).EscapedPath(), "/")
+	path := strings.TrimSuffix((&url.URL{Path: g.mcpPath()}).EscapedPath(), "/")
 	if server == "" {
 		return cmp.Or(path, "/"), nil
 	}
@@ -250,12 +275,7 @@ func privateConfig(config []byte, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if name != "" {
-		found = slices.DeleteFunc(found, func(g *configuredGateway) bool {
-			return g.Name != name && cmp.Or(g.MCPPath, "/mcp") != name
-		})
-	}
-	if len(found) == 0 {
+	if found = withLabel(found, name); len(found) == 0 {
 		return nil, fmt.Errorf("no mcp_gateway has the name or mcp_path %q", name)
 	}
 	servers := object{}

@@ -38,9 +38,10 @@ servers with oauth have their login pages at an address of this machine. Handler
 front of the gateway do not run.
 
 The configuration is the Caddyfile in the current directory, or the file of
---config. If it has several gateways, --gateway selects one by name. --server serves
-only one of its servers, as below mcp_path. The client needs no credentials, and no
-rules apply, unless --client names the client whose rules to apply.
+--config. If it has several gateways, --gateway selects one by name, or by mcp_path if
+it has no name. --server serves only one of its servers, as below mcp_path. The client
+needs no credentials, and no rules apply, unless --client names the client whose rules
+to apply.
 
 Logs go to standard error, whatever the configuration says. The command and its child
 processes end when standard input ends.`,
@@ -48,7 +49,7 @@ processes end when standard input ends.`,
 			flags := flag.NewFlagSet("mcp-stdio", flag.ExitOnError)
 			flags.String("config", "", "Configuration file")
 			flags.String("adapter", "", "Name of config adapter")
-			flags.String("gateway", "", "Name of the mcp_gateway to serve")
+			flags.String("gateway", "", "Name or mcp_path of the mcp_gateway to serve")
 			flags.String("server", "", "Serve only this server of the gateway")
 			flags.String("client", "", "The client whose rules apply")
 			return flags
