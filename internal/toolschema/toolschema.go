@@ -51,6 +51,14 @@ func Read(definition []byte) (s Schema) {
 	return s
 }
 
+// ReadFocused is Read for the definition of a tool to which the gateway has added an argument.
+// original is the definition without it, which decides whether other arguments are allowed.
+func ReadFocused(definition, original []byte) Schema {
+	s := Read(definition)
+	s.open = s.open || Read(original).open
+	return s
+}
+
 // An Argument is an argument in the schema of a tool.
 type Argument struct {
 	Name        string
@@ -62,9 +70,10 @@ type Argument struct {
 }
 
 // ReadArguments returns the arguments in the definition of a tool, in its order. open reports
-// whether the tool accepts other arguments as well, which it does if its schema is unknown.
-func ReadArguments(definition []byte) (arguments []Argument, open bool) {
-	schema := Read(definition)
+// whether the tool accepts other arguments as well, which it does if its schema is unknown. original
+// is the definition without an argument that the gateway has added.
+func ReadArguments(definition, original []byte) (arguments []Argument, open bool) {
+	schema := ReadFocused(definition, original)
 	if !schema.known {
 		return nil, true
 	}

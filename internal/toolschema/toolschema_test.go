@@ -38,11 +38,27 @@ func TestReadArguments(t *testing.T) {
 		{"properties that are not an object", `{"inputSchema":{"properties":[1]}}`, nil, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, open := ReadArguments([]byte(tt.definition))
+			got, open := ReadArguments([]byte(tt.definition), []byte(tt.definition))
 			if !reflect.DeepEqual(got, tt.want) || open != tt.open {
 				t.Errorf("got %+v, %v", got, open)
 			}
 		})
+	}
+}
+
+// An argument that the gateway adds does not close a schema that lists no others.
+func TestReadFocused(t *testing.T) {
+	const focused = `{"inputSchema":{"type":"object","properties":{"focus":{"type":"string"}}}}`
+	for original, want := range map[string]bool{
+		`{"inputSchema":{"type":"object"}}`: true, `{"inputSchema":{"type":"object","properties":{}}}`: true, focused: false,
+	} {
+		schema := ReadFocused([]byte(focused), []byte(original))
+		if _, err := schema.Convert("x", "1"); (err == nil) != want {
+			t.Errorf("%s: %v", original, err)
+		}
+		if arguments, open := ReadArguments([]byte(focused), []byte(original)); len(arguments) != 1 || open != want {
+			t.Errorf("%s: got %+v, %t", original, arguments, open)
+		}
 	}
 }
 

@@ -213,7 +213,7 @@ func buildToolView(detail *adminapi.ToolDetail, clients []string, client string,
 		OutputSchema json.RawMessage `json:"outputSchema"`
 	}
 	_ = json.Unmarshal(detail.Definition, &definition) // members of another type are left out
-	arguments, open := toolschema.ReadArguments(detail.Definition)
+	arguments, open := toolschema.ReadArguments(detail.Definition, detail.WithoutFocus)
 	return &toolView{
 		ToolDetail: detail, Description: definition.Description, Arguments: arguments,
 		Schema: indented(definition.InputSchema), Output: indented(definition.OutputSchema),

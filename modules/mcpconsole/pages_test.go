@@ -591,7 +591,7 @@ const formSchema = `{"inputSchema":{"required":["text","count"],"properties":{
 }}}`
 
 func TestFormFields(t *testing.T) {
-	arguments, open := toolschema.ReadArguments([]byte(formSchema))
+	arguments, open := toolschema.ReadArguments([]byte(formSchema), nil)
 	f := newForm(arguments, open, nil)
 	var got []string
 	for _, field := range f.Fields {
@@ -618,7 +618,7 @@ func TestFormOfManyArguments(t *testing.T) {
 }
 
 func TestFormFill(t *testing.T) {
-	arguments, _ := toolschema.ReadArguments([]byte(formSchema))
+	arguments, _ := toolschema.ReadArguments([]byte(formSchema), nil)
 	for _, tt := range []struct {
 		name    string
 		open    bool

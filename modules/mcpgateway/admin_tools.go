@@ -143,7 +143,7 @@ func (c *adminCall) showTool() (any, error) {
 		return nil, unknownToolError(name, d.Names)
 	}
 	detail := adminapi.ToolDetail{
-		ToolStatus: g.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
+		ToolStatus: g.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition, WithoutFocus: d.Tool.WithoutFocus,
 		Annotations: mcp.ReadAnnotations(d.Tool.Definition).String(),
 	}
 	if d.Explanation != nil {
@@ -258,7 +258,7 @@ func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string
 	maps.Copy(all, wanted.Arguments)
 	var schema toolschema.Schema
 	if tool != nil {
-		schema = toolschema.Read(tool.Definition)
+		schema = toolschema.ReadFocused(tool.Definition, tool.WithoutFocus)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted.Texts)) {
 		value, err := schema.Convert(name, wanted.Texts[name])

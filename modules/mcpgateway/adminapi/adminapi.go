@@ -171,9 +171,10 @@ type ToolStatus struct {
 // A ToolDetail is a tool with its definition.
 type ToolDetail struct {
 	ToolStatus
-	Annotations string          `json:"annotations,omitempty"` // as rules name them
-	Definition  json.RawMessage `json:"definition"`            // as clients see it
-	Decision    *ItemDecision   `json:"decision,omitempty"`    // for ?client=
+	Annotations  string          `json:"annotations,omitempty"` // as rules name them
+	Definition   json.RawMessage `json:"definition"`            // as clients see it
+	WithoutFocus json.RawMessage `json:"-"`                     // Definition without the focus argument
+	Decision     *ItemDecision   `json:"decision,omitempty"`    // for ?client=
 }
 
 // A ToolFailure says why the tools of a server are not listed.
