@@ -325,11 +325,14 @@ var typeNames = map[reflect.Kind]string{
 	reflect.String: "a string", reflect.Bool: "true or false", reflect.Map: "an object",
 }
 
-// gateways returns the gateways with the requested label or, if none has it, with the requested
+// gateways returns the requested gateways, each once even if it is in several sites.
+func (c *adminCall) gateways() ([]adminGateway, error) { return c.requested(registry.current()) }
+
+// requested returns the gateways with the requested label or, if none has it, with the requested
 // mcp_path. If none is requested, it returns all.
-func (c *adminCall) gateways() (found []adminGateway, err error) {
+func (c *adminCall) requested(all []*Handler) (found []adminGateway, err error) {
 	byPath := []adminGateway{}
-	for _, h := range registry.current() {
+	for _, h := range all {
 		switch g := (adminGateway{h}); {
 		case c.gateway == "", c.gateway == g.id().Label():
 			found = append(found, g)

@@ -29,8 +29,27 @@ func (c *adminCall) overview() (any, error) {
 		return nil, err
 	}
 	overview.Store = store.Status()
-	for _, g := range found {
-		overview.Gateways = append(overview.Gateways, g.status())
+	everywhere, err := c.requested(registry.everywhere())
+	if err != nil {
+		return nil, err
+	}
+	places := map[string][]int{} // indexes in overview.Gateways
+	for _, g := range everywhere {
+		status, same := g.status(), places[fingerprint(g.Handler)]
+		if len(same) > 0 {
+			status.Clients = 0 // they are those of the first
+		}
+		i := slices.IndexFunc(same, func(i int) bool {
+			other := &overview.Gateways[i]
+			return other.Admits == status.Admits && other.Record == status.Record
+		})
+		if i >= 0 {
+			other := &overview.Gateways[same[i]]
+			other.URLs = append(other.URLs, status.URLs...)
+			continue
+		}
+		places[fingerprint(g.Handler)] = append(same, len(overview.Gateways))
+		overview.Gateways = append(overview.Gateways, status)
 	}
 	return overview, nil
 }

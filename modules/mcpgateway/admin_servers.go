@@ -340,9 +340,16 @@ func (g adminGateway) listClients() []GatewayClient {
 		}
 		return byLabel[label]
 	}
-	for _, c := range g.Clients {
-		status := statusOf(c.Name)
-		status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
+	for _, h := range registry.everywhere() {
+		if fingerprint(h) != fingerprint(g.Handler) {
+			continue
+		}
+		for _, c := range h.Clients { // of all sites; the first has precedence
+			if byLabel[c.Name] == nil {
+				status := statusOf(c.Name)
+				status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
+			}
+		}
 	}
 	sessions := g.gateway.Sessions()
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {

@@ -112,6 +112,40 @@ func TestAdminSelectsGateways(t *testing.T) { // A70
 	}
 }
 
+// A gateway in two sites may admit other clients in each. Its servers are the same.
+func TestAdminGatewayInTwoSites(t *testing.T) { // A70
+	site := func(more string) string { return `{` + more + `"servers":[` + serverOf("web", staticHandler) + `]}` }
+	a := newAdmin(t, site(""), site(`"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["web::x"]}]}],`+
+		`"auth":[{"provider":"token","tokens":[{"token":"sha256:`+strings.Repeat("0", 64)+`","client":"ann"}]}],`), site(""))
+	for i, h := range registry.all {
+		h.place.site = &caddyhttp.Server{Listen: []string{fmt.Sprint("127.0.0.1:", 8080+i)}}
+	}
+	var overview adminapi.Overview
+	a.call("GET", "/mcp_gateway/overview", "", &overview)
+	var got []string
+	for _, g := range overview.Gateways {
+		got = append(got, fmt.Sprint(g.URLs, g.Admits))
+	}
+	want := []string{"[http://127.0.0.1:8080/mcp http://127.0.0.1:8082/mcp]anyone on this machine",
+		"[http://127.0.0.1:8081/mcp]token, 1 client"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	var servers []adminapi.ServerStatus
+	if a.call("GET", "/mcp_gateway/servers", "", &servers); len(servers) != 1 {
+		t.Errorf("got %d servers", len(servers))
+	}
+	var clients []GatewayClient
+	if a.call("GET", "/mcp_gateway/clients", "", &clients); len(clients) != 1 || len(clients[0].Rules) != 1 {
+		t.Errorf("got %+v", clients)
+	}
+	for client, status := range map[string]int{"ann": 200, "anonymous": 200, "": 200, "bob": 404} {
+		if res := a.call("GET", "/mcp_gateway/tools?client="+client, "", nil); res.StatusCode != status {
+			t.Errorf("%s: got %d", client, res.StatusCode)
+		}
+	}
+}
+
 func TestAdminRefusals(t *testing.T) { // A70, A72
 	a := newAdmin(t, gatewayWeb, gatewayOther)
 	for _, tt := range []struct {

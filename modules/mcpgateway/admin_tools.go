@@ -208,18 +208,21 @@ func (c *adminCall) call() (any, error) {
 // gatewaysFor returns the requested gateways that may serve a client of this name: a client with a
 // block, or an anonymous client if auth is not configured. If client is empty, it returns all.
 func (c *adminCall) gatewaysFor(client string) ([]adminGateway, error) {
-	found, err := c.gateways()
+	found, err := c.requested(registry.everywhere())
 	if err != nil {
 		return nil, err
 	}
 	if len(found) == 0 {
 		return nil, notFound("no mcp_gateway is running")
 	}
-	if client == "" {
-		return found, nil
-	}
+	seen := map[string]bool{}
 	found = slices.DeleteFunc(found, func(g adminGateway) bool {
-		return !g.HasRules(client) && (client != access.Anonymous || len(g.auth.providers) > 0)
+		serves := client == "" || g.HasRules(client) || client == access.Anonymous && len(g.auth.providers) == 0
+		if !serves || seen[fingerprint(g.Handler)] {
+			return true
+		}
+		seen[fingerprint(g.Handler)] = true
+		return false
 	})
 	if len(found) == 0 {
 		return nil, notFound("unknown client %q", client)

@@ -297,19 +297,29 @@ func (g *gateways) remove(h *Handler) {
 	g.all = slices.DeleteFunc(g.all, func(other *Handler) bool { return other == h })
 }
 
-// current returns the handlers of the configuration that was started last. A handler that is used
-// in several sites appears once.
+// current returns the handlers of the configuration that was started last. Of handlers with the
+// same servers, as in several sites, only one appears.
 func (g *gateways) current() (current []*Handler) {
+	seen := map[string]bool{}
+	for _, h := range g.everywhere() {
+		if !seen[fingerprint(h)] {
+			seen[fingerprint(h)] = true
+			current = append(current, h)
+		}
+	}
+	return current
+}
+
+// everywhere returns all handlers of the configuration that was started last.
+func (g *gateways) everywhere() (current []*Handler) {
 	newest := g.newest()
 	if newest == nil {
 		return nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	seen := map[string]bool{}
 	for _, h := range g.all {
-		if h.generation == newest.generation && !seen[fingerprint(h)] {
-			seen[fingerprint(h)] = true
+		if h.generation == newest.generation {
 			current = append(current, h)
 		}
 	}
@@ -329,7 +339,8 @@ func (g *gateways) newest() *Handler {
 	return g.all[len(g.all)-1]
 }
 
-// fingerprint returns a text that is equal for gateways that clients cannot distinguish.
+// fingerprint returns a text that is equal for gateways with the same name, path and servers. They
+// share the state of their clients, but may be in different sites and admit different clients.
 func fingerprint(h *Handler) string {
 	var b strings.Builder
 	b.WriteString(h.reloadKey())
