@@ -190,6 +190,18 @@ func TestAdminAddressIsInvalid(t *testing.T) {
 	}
 }
 
+func TestAdminAPIIsOff(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "Caddyfile")
+	if err := os.WriteFile(file, []byte("{\nadmin off\n}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	client := adminClient{config: file}
+	err := client.get(t.Context(), "/servers", nil)
+	if err == nil || err.Error() != file+" disables the admin API, which this command needs" {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestReadAdminError(t *testing.T) {
 	for _, tt := range []struct{ name, body, want string }{
 		{"an error", `{"error":"unknown server \"a\"","code":"not_found"}`, `unknown server "a"`},

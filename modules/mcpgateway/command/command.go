@@ -138,6 +138,9 @@ func (c *adminClient) httpClient() (_ *http.Client, origin string, err error) {
 		if config, _, err = configfile.Load(c.config, c.adapter); err != nil { // without Caddy's log line
 			return nil, "", err
 		}
+		if c.isAdminOff() {
+			return nil, "", fmt.Errorf("%s disables the admin API, which this command needs", c.config)
+		}
 	}
 	text, err := caddycmd.DetermineAdminAPIAddress(c.address, config, c.config, c.adapter)
 	if err != nil {
