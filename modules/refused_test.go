@@ -365,6 +365,11 @@ var badConfigurations = map[string][]badConfiguration{
 			`server files: name: "files" has 5 characters, but max_name_length 10 leaves room for 0, at Caddyfile:4`},
 		{"a path without a slash", "\t\tmcp_path mcp",
 			`mcp_path: "mcp" does not start with a slash, at Caddyfile:3`},
+		{"an mcp_path with a placeholder", "\t\tmcp_path /{env.TEAM}/mcp",
+			`mcp_path: "/{env.TEAM}/mcp" has a placeholder, which is not replaced here; in a Caddyfile, use {$NAME} for ` +
+				`environment variables, at Caddyfile:3`},
+		{"an rpc_path with a query", "\t\trpc_path /rpc?x",
+			`rpc_path: "/rpc?x" is not a path, at Caddyfile:3`},
 		{"overlapping paths", "\t\tmcp_path /a\n\t\trpc_path /a/",
 			`mcp_path and rpc_path: "/a" and "/a/" overlap, at Caddyfile:3`},
 		{"a public URL with a path", "\t\tpublic_url https://mcp.example.com/mcp",

@@ -48,6 +48,9 @@ func newChecker(h *Handler) checker {
 // settings validates the settings of the gateway itself.
 func (c checker) settings() error {
 	h := c.config
+	if err := cmp.Or(checkEndpoint("mcp_path", h.MCPPath), checkEndpoint("rpc_path", h.RPCPath)); err != nil {
+		return err
+	}
 	served := newPaths(h.MCPPath, h.RPCPath)
 	switch {
 	case len(h.Servers) == 0 && !c.names.mayChange:
@@ -64,12 +67,8 @@ func (c checker) settings() error {
 		return fmt.Errorf("health_timeout: %s is negative", time.Duration(h.HealthTimeout))
 	case h.ResponseLimit < 0:
 		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
-	case !strings.HasPrefix(h.MCPPath, "/"):
-		return fmt.Errorf("mcp_path: %q does not start with a slash", h.MCPPath)
 	case h.PublicURL != "" && !isOrigin(h.PublicURL):
 		return fmt.Errorf("public_url: %q is not a URL such as https://mcp.example.com", h.PublicURL)
-	case !strings.HasPrefix(h.RPCPath, "/"):
-		return fmt.Errorf("rpc_path: %q does not start with a slash", h.RPCPath)
 	case strings.HasPrefix(served.mcp, served.rpc), strings.HasPrefix(served.rpc, served.mcp):
 		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
 	case h.Separator == noSeparator && (len(h.Servers) > 1 || len(h.Servers) == 0 && h.shell != nil):
@@ -95,6 +94,20 @@ func (c checker) settings() error {
 		return errNoMask
 	}
 	return h.naming().CheckSeparator()
+}
+
+// checkEndpoint validates the path of an endpoint. name is that of the setting.
+func checkEndpoint(name, path string) error {
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return fmt.Errorf("%s: %q does not start with a slash", name, path)
+	case strings.ContainsAny(path, "{}"):
+		return fmt.Errorf("%s: %q has a placeholder, which is not replaced here; "+
+			"in a Caddyfile, use {$NAME} for environment variables", name, path)
+	case strings.ContainsAny(path, "?#"):
+		return fmt.Errorf("%s: %q is not a path", name, path)
+	}
+	return nil
 }
 
 // checkLiteralKey validates a session_key without placeholders.
