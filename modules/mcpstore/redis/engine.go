@@ -73,6 +73,7 @@ func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 		pending: make(chan struct{}, maxPending), topics: map[string]*topic{},
 	}
 	e.closed, e.close = context.WithCancel(context.Background())
+	option.DialCtxFn = checked(option.DialCtxFn)
 	if option.ForceSingleClient {
 		option.DialCtxFn = e.connections.dialer(option.DialCtxFn)
 	}
@@ -207,15 +208,8 @@ type dialer = func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn,
 
 // dialer returns a function that dials, and adds the connection.
 func (c *connections) dialer(dial dialer) dialer {
-	return func(ctx context.Context, address string, d *net.Dialer, config *tls.Config) (conn net.Conn, err error) {
-		switch {
-		case dial != nil:
-			conn, err = dial(ctx, address, d, config)
-		case config != nil:
-			conn, err = (&tls.Dialer{NetDialer: d, Config: config}).DialContext(ctx, "tcp", address)
-		default:
-			conn, err = d.DialContext(ctx, "tcp", address)
-		}
+	return func(ctx context.Context, address string, d *net.Dialer, config *tls.Config) (net.Conn, error) {
+		conn, err := dial(ctx, address, d, config)
 		if err != nil {
 			return nil, err
 		}

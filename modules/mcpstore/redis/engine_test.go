@@ -477,3 +477,74 @@ func TestMissingValues(t *testing.T) {
 		t.Errorf("got %q", values)
 	}
 }
+
+// A response that breaks the protocol ends its connection, and not the process.
+func TestBrokenProtocol(t *testing.T) {
+	answer := new(atomic.Pointer[string])
+	address := startRelay(t, replicastest.StartRedis(t), func(request []byte) []byte {
+		if bytes.Contains(request, []byte("MGET")) {
+			if text := answer.Load(); text != nil {
+				return []byte(*text)
+			}
+		}
+		return nil
+	})
+	e := openEngine(t, Redis{URL: "redis://" + address.addr})
+	received := subscribe(t, e, "test:{a}")
+	for _, text := range []string{
+		"*1\r\n$-1\r\n*1\r\n$-1\r\n", // a response too many
+		"_\r\n_\r\n",
+		"+PONG\r\n+PONG\r\n",
+		"-ERR max number of clients reached\r\n-ERR Protocol error\r\n",
+		">3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:1\r\n",
+		">3\r\n+ssubscribe\r\n$1\r\na\r\n:1\r\n",
+		"*-5\r\n",
+		"%-1\r\n",
+		"$-2\r\n",
+		"$99999999999\r\n",
+		"$9223372036854775807\r\n",
+		"%9223372036854775807\r\n",
+		"*1000000000\r\n",
+		"$?\r\n;-2\r\n",
+		strings.Repeat("*1\r\n", 1<<16),
+		strings.Repeat("*99999\r\n*0\r\n", 1<<10),
+		"+" + strings.Repeat("a", 1<<20),
+	} {
+		waitUsable(t, e)
+		answer.Store(&text)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		values, err := e.Get(ctx, "test:none")
+		cancel()
+		answer.Store(nil)
+		if (err == nil) != (len(values) == 1 && values[0] == nil) { // the first of two responses may be in order
+			t.Errorf("%.40q: got %q, %v", text, values, err)
+		}
+	}
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{a}", received)
+}
+
+// A server that runs a slow script refuses both UNSUBSCRIBE and the PING that follows it.
+func TestUnsubscribeWhileBusy(t *testing.T) {
+	server := replicastest.StartRedis(t, "--lua-time-limit", "1")
+	e := openEngine(t, Redis{URL: "redis://" + server.Addr})
+	stop, err := e.Subscribe(t.Context(), "test:{a}", func([]byte) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	topic := e.(*engine).topics["test:{a}"]
+	script, err := net.Dial("tcp", server.Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer script.Close()
+	if _, err := io.WriteString(script, "EVAL 'while true do end' 0\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the server is busy", func() bool { return strings.HasPrefix(server.Do("PING"), "-BUSY") })
+	stop()
+	<-topic.ended
+	expect(t, server, "+OK", "SCRIPT", "KILL")
+	waitUsable(t, e)
+	waitForMessage(t, e, "test:{b}", subscribe(t, e, "test:{b}"))
+}
