@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	lru "github.com/hashicorp/golang-lru/v2"
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
@@ -31,7 +32,8 @@ type Login struct {
 	machineGrant string // the grant, if no person logs in
 	oauth        *oauth.Server
 	pages        *Pages
-	failures     *lru.Cache[string, failure] // by account
+	failures     *lru.Cache[string, failure]       // by account
+	begins       *lru.Cache[string, *rate.Limiter] // by account
 
 	announced atomic.Bool // the required login has been logged
 }
@@ -358,9 +360,29 @@ type failure struct {
 const (
 	// failurePause is how long a failure counts as recent.
 	failurePause = 5 * time.Second
-	// maxFailures is the maximum number of accounts with a failure.
+	// maxFailures is the maximum number of accounts with a failure, or with begun logins.
 	maxFailures = 10_000
 )
+
+// An account may begin maxBegins logins at once, and then one per beginPause. Each sends requests to
+// the server and its authorization server, and may register a client that is stored. The rates of
+// clients do not apply to the login pages.
+const (
+	maxBegins  = 10
+	beginPause = time.Minute
+)
+
+// mayBegin reports whether an account may begin another login now.
+func (l *Login) mayBegin(account string) bool {
+	limiter, ok := l.begins.Get(account)
+	if !ok {
+		limiter = rate.NewLimiter(rate.Every(beginPause), maxBegins)
+		if other, known, _ := l.begins.PeekOrAdd(account, limiter); known {
+			limiter = other
+		}
+	}
+	return limiter.Allow()
+}
 
 // recentFailure returns the recent failure of an account with a token, or nil.
 func (l *Login) recentFailure(account, token string) error {

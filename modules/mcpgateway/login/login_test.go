@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
@@ -38,6 +39,8 @@ type site struct {
 
 	replicas []*Pages     // serve the requests in turn; empty without replicas
 	requests atomic.Int32 // number of requests to replicas
+
+	registered atomic.Int32 // number of registrations
 
 	mu      sync.Mutex
 	tokens  []string // received by the server
@@ -94,6 +97,7 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"registration_endpoint": s.URL + "/register", "code_challenge_methods_supported": []string{"S256"},
 		})
 	case r.URL.Path == "/register":
+		s.registered.Add(1)
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{"client_id": "me", "client_secret": "secret"})
 	case r.URL.Path == "/authorize":
@@ -380,6 +384,35 @@ func TestClientsHaveTheirOwnLogins(t *testing.T) {
 	_, err := s.call("")
 	if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Data.Symbol != "login_failed" {
 		t.Errorf("an anonymous client: %v", err)
+	}
+}
+
+// A client cannot make the gateway register any number of clients, under any number of host names.
+func TestLoginsOfAClientAreLimited(t *testing.T) {
+	s := newSite(t, Config{Account: perClient})
+	s.pages.Base = func(r *http.Request) string { return "http://" + r.Host }
+	begin := func(client, host string) int {
+		form := url.Values{"ticket": {s.pages.seal("ticket", ticket{"files", client, time.Now().Add(time.Hour)})}}
+		r := httptest.NewRequest(http.MethodPost, "http://"+host+s.pages.Path+loginPath, strings.NewReader(form.Encode()))
+		r.AddCookie(&http.Cookie{Name: "mcp_login", Value: "x"})
+		w := httptest.NewRecorder()
+		s.pages.ServeHTTP(w, r)
+		return w.Code
+	}
+	for i := range 3 * maxBegins {
+		want := http.StatusSeeOther
+		if i >= maxBegins {
+			want = http.StatusTooManyRequests
+		}
+		if got := begin("mallory", fmt.Sprintf("127.0.0.1:%d", i+1)); got != want {
+			t.Errorf("login %d: status %d, want %d", i+1, got, want)
+		}
+	}
+	if got := s.registered.Load(); got != maxBegins {
+		t.Errorf("%d clients are registered, want %d", got, maxBegins)
+	}
+	if got := begin("ann", "127.0.0.1"); got != http.StatusSeeOther {
+		t.Errorf("the login of another client: status %d", got)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
@@ -95,6 +96,7 @@ func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) 
 		l.machineGrant = o.Grant
 	}
 	l.failures, _ = lru.New[string, failure](maxFailures) // the size is positive
+	l.begins, _ = lru.New[string, *rate.Limiter](maxFailures)
 	p.logins[server] = l
 	return l, nil
 }
@@ -301,6 +303,9 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return &refusal{http.StatusBadRequest,
 			"The browser did not keep the cookie of this page. Allow cookies, and open the address again."}
+	}
+	if !l.mayBegin(t.Account) {
+		return &refusal{http.StatusTooManyRequests, "Too many logins were started. Wait a minute, and start again."}
 	}
 	if t.Account == "" {
 		p.Probe(r.Context(), t.Server)
