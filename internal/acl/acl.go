@@ -268,6 +268,24 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 	return false
 }
 
+// ReadsArguments reports whether the decision on a call of a tool may depend on its arguments: by a
+// condition, or by a person who sees them.
+func (p *Policy) ReadsArguments(server, name string) bool {
+	if p == nil {
+		return false
+	}
+	for _, r := range p.rules {
+		switch {
+		case !r.names(tools, server, name):
+		case r.Action == Confirm, r.When != nil && r.When.UsesArguments():
+			return true
+		case r.When == nil && r.annotations == 0:
+			return false
+		}
+	}
+	return false
+}
+
 // UsesAnnotations reports whether any rule depends on the annotations of tools.
 func (p *Policy) UsesAnnotations() bool {
 	return p != nil && slices.ContainsFunc(p.rules, (*rule).usesAnnotations)

@@ -419,3 +419,23 @@ func fits(pattern, name string) bool {
 	}
 	return false
 }
+
+func TestReadsArguments(t *testing.T) {
+	for text, want := range map[string]bool{
+		"allow":                                                false,
+		"deny s::x, allow":                                     false,
+		"confirm s::x, allow":                                  true,
+		"confirm s::y, allow":                                  false,
+		"allow s::x, confirm *, deny":                          false,
+		"deny s::x when arguments.a == 1, allow":               true,
+		"deny s::x when client == \"a\", allow":                false,
+		"allow read_only, deny * when arguments.a == 1, allow": true,
+	} {
+		if got := policy(t, text).ReadsArguments("s", "x"); got != want {
+			t.Errorf("%s: got %t", text, got)
+		}
+	}
+	if (*Policy)(nil).ReadsArguments("s", "x") {
+		t.Error("no rules: got true")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -15,10 +16,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // rulesOf returns a policy with rules such as "allow a::x" and "deny a::*", in this order. It
@@ -1059,4 +1062,62 @@ func TestAnnotationsOfAServerThatIsDenied(t *testing.T) {
 			t.Errorf("the server got %d requests", n)
 		}
 	})
+}
+
+// A rule on arguments holds for the headers that repeat them, too: a program in front of the server
+// may decide by these.
+func TestRulesOnArgumentsInHeaders(t *testing.T) {
+	when, err := condition.Compile(`arguments.region == "us"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := acl.New([]acl.Rule{{Action: acl.Deny, Pattern: "a::x", When: when}}, acl.Allow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	definition := func(name string) string {
+		return `{"name":"` + name + `","inputSchema":{"type":"object","properties":{"region":` +
+			`{"type":"string","x-mcp-header":"Region"}}}}`
+	}
+	for _, kind := range []upstream.EndpointKind{upstream.Aggregate, upstream.Single, upstream.RPC} {
+		for _, test := range []struct{ tool, region, header, other, want string }{
+			{tool: "x", region: "eu", header: "eu", want: "ok"},
+			{tool: "x", region: "eu", header: "=?base64?ZXU=?=", want: "ok"},
+			{tool: "x", region: "us", header: "us", want: "acl_denied"},
+			{tool: "x", region: "eu", header: "us", want: "header_mismatch"},
+			{tool: "x", region: "eu", other: "us", want: "header_mismatch"},
+			{tool: "y", region: "eu", header: "us", want: "ok"}, // no rule reads its arguments
+		} {
+			p := modernPeer("a").hasList("tools/list", "tools", definition("x"), definition("y"))
+			g := newGateway(t, func(c *Config) {
+				c.Clients = []*access.Client{{Name: "*", Policy: policy, View: policy.Fingerprint()}}
+			}, p)
+			name := test.tool
+			if kind == upstream.Aggregate {
+				name = "a::" + name
+			}
+			body := g.modern(t).request("1", "tools/call", `{"name":"`+name+`","arguments":{"region":"`+test.region+`"}}`)
+			var m jsonrpc.Message
+			if failure := m.Read([]byte(body)); failure != nil {
+				t.Fatal(failure)
+			}
+			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+			r.Header.Set("Content-Type", "application/json")
+			mcp.SetModern(r.Header, &m, mcp.Stateless)
+			for header, value := range map[string]string{"Mcp-Param-Region": test.header, "Mcp-Param-Other": test.other} {
+				if value != "" {
+					r.Header.Set(header, value)
+				}
+			}
+			w := httptest.NewRecorder()
+			g.NewRequest(w, r, inbound.Endpoint{Kind: kind, Server: "a"}, inbound.Peer{Address: "192.0.2.1"}).Serve()
+			want := `"code":"` + test.want + `"`
+			if test.want == "ok" {
+				want = `"result"`
+			}
+			if got := w.Body.String(); !strings.Contains(got, want) || p.count("tools/call") != 0 != (test.want == "ok") {
+				t.Errorf("endpoint %d: %+v: %s", kind, test, got)
+			}
+		}
+	}
 }

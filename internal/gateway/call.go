@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -263,6 +264,9 @@ func (c *call) send() *jsonrpc.Failure {
 			return failure
 		}
 	}
+	if failure := c.checkParamHeaders(); failure != nil {
+		return failure
+	}
 	if ok, failure := (prompter{c}).confirm(); !ok {
 		return failure
 	}
@@ -302,6 +306,21 @@ func (c *call) learnTool() *jsonrpc.Failure {
 		return nil
 	}
 	return checkTool(c.Server, c.g.names.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name)), c.name)
+}
+
+// checkParamHeaders checks the headers of a modern client that repeat arguments. The gateway itself
+// makes those of other clients.
+func (c *call) checkParamHeaders() *jsonrpc.Failure {
+	if c.era != mcp.Modern || c.viaCallTool {
+		return nil
+	}
+	return c.CheckParams(func() (*catalog.List, *jsonrpc.Failure) {
+		list := c.toolList()
+		if list == nil {
+			return nil, jsonrpc.HeaderMismatch("Mcp-Param-* cannot be checked, because the tools of the server are unknown")
+		}
+		return list, nil
+	})
 }
 
 // takeFocus removes the focus argument from a tool call, if the gateway added that argument to the

@@ -2,12 +2,11 @@ package gateway
 
 import (
 	"context"
-	"iter"
-	"maps"
 	"net/http"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -145,14 +144,10 @@ type aggregate struct{ g *Gateway }
 func (a aggregate) Serve(q *inbound.Request) *jsonrpc.Failure { return a.serve(q, nil) }
 
 // ListTools implements inbound.Aggregate.
-func (a aggregate) ListTools(r *http.Request, identity string, s *upstream.Server) (
-	focused iter.Seq[string], _ *jsonrpc.Failure,
-) {
-	list, failure := newOperator(a.g, r, identity).listTools(s)
-	if failure != nil {
-		return nil, failure
-	}
-	return maps.Values(list.Focused), nil
+func (a aggregate) ListTools(
+	r *http.Request, identity string, s *upstream.Server,
+) (*catalog.List, *jsonrpc.Failure) {
+	return newOperator(a.g, r, identity).listTools(s)
 }
 
 // serve answers a request to the aggregate endpoint. The client is set for operators only;

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
@@ -137,6 +138,23 @@ func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 		failure = failure.WithStatusOK()
 	}
 	return failure
+}
+
+// CheckParams checks that the headers of a call repeat its arguments, if a rule depends on these. A
+// program in front of the server may read the headers instead. list returns the tools of the server.
+func (q *Request) CheckParams(list func() (*catalog.List, *jsonrpc.Failure)) *jsonrpc.Failure {
+	target := q.Target()
+	if target.Kind != mcp.Tool || !mcp.HasParams(q.HTTP.Header) ||
+		!q.Caller.Policy().ReadsArguments(target.Server, target.Name) {
+		return nil
+	}
+	tools, failure := list()
+	if failure != nil {
+		return failure
+	}
+	header := q.HTTP.Header.Clone()
+	tools.Params.SetOnly(header, &q.Message, q.Override.HidesArgument) // clients do not send these
+	return tools.Params.Check(header, &q.Message)
 }
 
 // requestTools lists the tools of a server for the client. At Aggregate, it does so in the session

@@ -17,7 +17,6 @@ package inbound
 
 import (
 	"context"
-	"iter"
 	"maps"
 	"net/http"
 	"time"
@@ -25,6 +24,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -128,9 +128,8 @@ type Aggregate interface {
 	// Serve serves a request to the aggregate. If it returns a failure, the caller sends that.
 	Serve(*Request) *jsonrpc.Failure
 
-	// ListTools lists the tools of a server for the client that sent r. It returns the names of
-	// tools that have the argument of a [toolview.Focus].
-	ListTools(r *http.Request, identity string, s *upstream.Server) (focused iter.Seq[string], _ *jsonrpc.Failure)
+	// ListTools lists the tools of a server for the client that sent r.
+	ListTools(r *http.Request, identity string, s *upstream.Server) (*catalog.List, *jsonrpc.Failure)
 }
 
 // A Gate handles the requests to a gateway.

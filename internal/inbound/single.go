@@ -2,9 +2,11 @@ package inbound
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -57,6 +59,9 @@ func (q single) forward() *jsonrpc.Failure {
 			return failure
 		}
 		x.Goal = goal
+		if failure := q.CheckParams(q.listTools); failure != nil {
+			return failure
+		}
 		if q.Endpoint.Kind == upstream.Single {
 			if ok, failure := q.confirm(); !ok {
 				return failure
@@ -73,6 +78,11 @@ func (q single) forward() *jsonrpc.Failure {
 		q.headerBefore, q.clientGone, q.Ending = x.Before, x.ClientGone, x.Ending
 	}()
 	return x.Pass(q.HTTP)
+}
+
+// listTools lists the tools of the server for the client.
+func (q single) listTools() (*catalog.List, *jsonrpc.Failure) {
+	return q.gate.aggregate.ListTools(q.HTTP, q.Caller.Identity, q.Server)
 }
 
 // applyOverride rewrites the call of an overridden tool for the server. It fails if clients see no
@@ -115,7 +125,7 @@ func (q single) setParamHeaders(x *upstream.Exchange) {
 	if o.SetParams(r.Header, &q.Message) {
 		return
 	}
-	if _, failure := q.gate.aggregate.ListTools(r, q.Caller.Identity, q.Server); failure != nil {
+	if _, failure := q.listTools(); failure != nil {
 		mcp.ParamHeaders(nil).Set(r.Header, &q.Message) // the server responds with an error if any were needed
 		return
 	}
@@ -141,11 +151,11 @@ func (q single) isFocused(tool string) bool {
 	if known {
 		return has
 	}
-	focused, failure := q.gate.aggregate.ListTools(q.HTTP, q.Caller.Identity, q.Server)
+	list, failure := q.listTools()
 	if failure != nil {
 		return false // as at Aggregate: the server decides
 	}
-	q.gate.Shared.Retained.NoteFocused(q.Server, focused)
+	q.gate.Shared.Retained.NoteFocused(q.Server, maps.Values(list.Focused))
 	has, _ = q.gate.Shared.Retained.IsFocused(q.Server, tool)
 	return has
 }
