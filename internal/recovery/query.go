@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -40,16 +41,16 @@ type queryRun struct {
 
 // query returns the results of a jq expression.
 func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) []byte {
-	text := jsonspan.AppendText(nil, body)
-	if len(text) > maxQueried {
-		return failure(fmt.Sprintf("The original is too large for query: it has %d bytes, more than %d. "+
-			"Use goal, pattern or a range.", len(text), maxQueried))
-	}
 	done := queries.wait(ctx, r.Client)
 	if done == nil {
 		return failure("Too many queries at once: try again, or use goal, pattern or a range.")
 	}
 	defer done()
+	text := jsonspan.AppendText(nil, body)
+	if len(text) > maxQueried {
+		return failure(fmt.Sprintf("The original is too large for query: it has %d bytes, more than %d. "+
+			"Use goal, pattern or a range.", len(text), maxQueried))
+	}
 	value, values, err := decodeJSON(string(text))
 	if err != nil {
 		return failure(fmt.Sprintf("The original cannot be queried, as it is not JSON (%v): "+
@@ -210,14 +211,20 @@ func shape(value any, values int) string {
 	return gojq.TypeOf(value)
 }
 
-// queries runs queries one at a time, because each may take up to some 400 MB for the largest
-// originals. Most take a few MB.
-var queries = newFairQueue()
+var (
+	// queries runs queries one at a time, because each may take up to some 400 MB for the largest
+	// originals. Most take a few MB.
+	queries = newFairQueue(1)
 
-// A fairQueue runs one call at a time. Only the first call of each client waits for those of other
-// clients, so a client with many calls delays others by one call only.
+	// searches runs other expensive calls, one of each client at a time. A search may take some seconds,
+	// even if its client disconnects.
+	searches = newFairQueue(runtime.GOMAXPROCS(0))
+)
+
+// A fairQueue runs a few calls at a time. Only the first call of each client runs, or waits for those
+// of other clients, so a client with many calls delays others by one call only.
 type fairQueue struct {
-	running chan struct{} // holds a value while a call runs
+	running chan struct{} // holds a value for each call that runs
 
 	mu      sync.Mutex
 	clients map[string]*clientQueue
@@ -228,8 +235,9 @@ type clientQueue struct {
 	calls int           // waiting or running
 }
 
-func newFairQueue() *fairQueue {
-	return &fairQueue{running: make(chan struct{}, 1), clients: map[string]*clientQueue{}}
+// newFairQueue returns a queue that runs n calls at a time.
+func newFairQueue(n int) *fairQueue {
+	return &fairQueue{running: make(chan struct{}, n), clients: map[string]*clientQueue{}}
 }
 
 // wait waits for the turn of a call, and returns a function that ends it. It returns nil on

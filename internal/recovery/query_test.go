@@ -296,7 +296,7 @@ func FuzzQuery(f *testing.F) {
 // A client with many queries delays another client by one query only.
 func TestClientsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := newFairQueue()
+		all := newFairQueue(1)
 		var order []string
 		done := all.wait(t.Context(), "a")
 		for _, client := range []string{"a", "a", "b", "a"} {
@@ -320,7 +320,7 @@ func TestClientsTakeTurns(t *testing.T) {
 
 func TestWaitTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := newFairQueue()
+		all := newFairQueue(1)
 		done := all.wait(t.Context(), "a")
 		for _, client := range []string{"a", "b"} {
 			if all.wait(t.Context(), client) != nil {

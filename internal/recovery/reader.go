@@ -66,6 +66,13 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	if a.maxChars > 0 && (r.MaxChars <= 0 || a.maxChars < r.MaxChars) {
 		r.MaxChars = a.maxChars
 	}
+	if a.isSearch(len(body)) {
+		done := searches.wait(ctx, r.Client)
+		if done == nil {
+			return failure("Too many searches at once: try again, or use a range of characters.")
+		}
+		defer done()
+	}
 	total := jsonspan.Count(body)
 	if a.firstLine > 0 || a.endLine > 0 {
 		if err := a.findLines(string(jsonspan.AppendText(nil, body))); err != nil {
@@ -88,6 +95,14 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 		return r.focus(ctx, a, body, total)
 	}
 	return r.part(a, body, total, "")
+}
+
+// isSearch reports whether the call takes long, or much memory, with an original of a number of bytes.
+// Queries have a queue of their own.
+func (a *arguments) isSearch(bytes int) bool {
+	const enoughBytes, enoughWork = 256 << 10, 1 << 24 // some ten milliseconds
+	return bytes > enoughBytes && (a.pattern != nil || a.goal != "" || a.firstLine > 0 || a.endLine > 0) ||
+		bytes*a.steps > enoughWork
 }
 
 // part returns a part of the original. Its note begins with intro.

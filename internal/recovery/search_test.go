@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -194,5 +195,41 @@ func TestSearchIsBounded(t *testing.T) {
 	a = call(t, keeping(strings.Repeat("a", 100_000), 90_000), `{"id":"`+id+`","pattern":"a(.*z)?","max_matches":200}`)
 	if a.IsError || a.Meta.Next == nil || *a.Meta.Matches < 1 || *a.Meta.Matches > 100 {
 		t.Errorf("%+v", a.Content)
+	}
+}
+
+// A client searches one large original at a time, so that it cannot take all processors and memory.
+// Small originals, and ranges of characters, do not wait.
+func TestSearchesTakeTurns(t *testing.T) {
+	defer func(d time.Duration) { queryTime = d }(queryTime)
+	defer searches.wait(t.Context(), "")()
+	queryTime = 10 * time.Millisecond
+	small, large := strings.Repeat(`line\n`, 1<<12), strings.Repeat(`line\n`, 1<<17)
+	for _, arguments := range []string{
+		`"pattern":"i"`, `"goal":"line"`, `"start_line":2`, `"end_line":2`, `"start_line":2,"pattern":"i"`,
+	} {
+		arguments = `{"id":"` + id + `",` + arguments + `}`
+		if a := call(t, keeping(large, 100), arguments); !a.IsError ||
+			!strings.HasPrefix(a.text(), "Too many searches at once") {
+			t.Errorf("%s: %+v", arguments, a)
+		}
+		if a := call(t, keeping(small, 100), arguments); a.IsError {
+			t.Errorf("%s in a small original: %+v", arguments, a)
+		}
+	}
+	if a := call(t, keeping(small, 100), `{"id":"`+id+`","pattern":"[a-d]{1000}"}`); !a.IsError ||
+		!strings.HasPrefix(a.text(), "Too many searches at once") {
+		t.Errorf("a complex pattern: %+v", a)
+	}
+	if a := call(t, keeping(large, 100), `{"id":"`+id+`","start_char":600000}`); a.IsError {
+		t.Errorf("a range of characters: %+v", a)
+	}
+	if cap(searches.running) == 1 {
+		return
+	}
+	other := keeping(large, 100)
+	other.Client = "another client"
+	if a := call(t, other, `{"id":"`+id+`","pattern":"i"}`); a.IsError {
+		t.Errorf("another client: %+v", a)
 	}
 }
