@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -171,7 +172,16 @@ func (b *builtins) templates(identity string) (all [][]byte) {
 func (b *builtins) resourceReader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && b.recovers() {
 		return func(ctx context.Context, q *inbound.Request) ([]byte, error) {
-			text, ok, err := b.originals(q).Text(ctx, handle)
+			originals := b.originals(q)
+			get := originals.Get
+			originals.Get = func(ctx context.Context, handle string) ([]byte, bool, error) {
+				body, ok, err := get(ctx, handle)
+				if ok && !q.HoldMore(copiesOfOriginal*int64(len(body))) {
+					return nil, false, errBusy
+				}
+				return body, ok, err
+			}
+			text, ok, err := originals.Text(ctx, handle)
 			if !ok {
 				return nil, err
 			}
@@ -184,6 +194,12 @@ func (b *builtins) resourceReader(uri string) func(context.Context, *inbound.Req
 	}
 	return func(context.Context, *inbound.Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
+
+// copiesOfOriginal is how many copies of an original a response with it takes, until the client has
+// read it.
+const copiesOfOriginal = 3
+
+var errBusy = errors.New("the client has not read earlier responses")
 
 // contents returns a result of resources/read.
 func contents(uri, mimeType, text string) []byte {

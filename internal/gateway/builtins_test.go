@@ -3,10 +3,13 @@ package gateway
 import (
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
@@ -254,5 +257,64 @@ func TestOwnCapabilities(t *testing.T) {
 	}
 	if got := namesIn(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"recover_observation"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// A blockedWriter is a client that reads nothing at first.
+type blockedWriter struct {
+	*httptest.ResponseRecorder
+	writing chan<- struct{}
+	read    <-chan struct{}
+}
+
+func (w blockedWriter) Write(p []byte) (int, error) {
+	select {
+	case w.writing <- struct{}{}:
+		<-w.read
+	case <-w.read:
+	}
+	return w.ResponseRecorder.Write(p)
+}
+
+// A client cannot fill the memory with originals that it requests and does not read.
+func TestUnreadOriginalsAreLimited(t *testing.T) {
+	g := newGateway(t, func(c *Config) {
+		c.RequestLimit, c.InFlightLimit = 1<<20, 4<<20
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{" 1": strings.Repeat("x", 1<<20)}, true
+	}, modernPeer("a"))
+	writing, read := make(chan struct{}), make(chan struct{})
+	request := func(address string, w http.ResponseWriter) {
+		body := g.modern(t).request("1", "resources/read", `{"uri":"proxy://observation/1"}`)
+		var m jsonrpc.Message
+		if failure := m.Read([]byte(body)); failure != nil {
+			t.Fatal(failure)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		mcp.SetModern(r.Header, &m, mcp.Stateless)
+		g.NewRequest(w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: address}).Serve()
+	}
+	var slow sync.WaitGroup
+	first := blockedWriter{httptest.NewRecorder(), writing, read}
+	slow.Go(func() { request("192.0.2.1", first) })
+	<-writing
+	refused := httptest.NewRecorder()
+	request("192.0.2.1", refused)
+	if !strings.Contains(refused.Body.String(), `"code":"busy"`) || refused.Code != http.StatusServiceUnavailable {
+		t.Errorf("a second read of the client: %d %.200s", refused.Code, refused.Body)
+	}
+	other := httptest.NewRecorder()
+	request("192.0.2.2", other)
+	if other.Body.Len() < 1<<20 {
+		t.Errorf("a read of another client: %d %.200s", other.Code, other.Body)
+	}
+	close(read)
+	slow.Wait()
+	again := httptest.NewRecorder()
+	request("192.0.2.1", again)
+	for _, w := range []*httptest.ResponseRecorder{first.ResponseRecorder, again} {
+		if w.Body.Len() < 1<<20 {
+			t.Errorf("a read of the client: %d %.200s", w.Code, w.Body)
+		}
 	}
 }

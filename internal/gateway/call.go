@@ -128,6 +128,9 @@ func (c *call) readResource() *jsonrpc.Failure {
 		return failure
 	}
 	result, err := read(c.ctx, c.Request)
+	if err == errBusy {
+		return jsonrpc.Busy()
+	}
 	if err != nil {
 		return jsonrpc.StoreUnavailable("the original is not stored on this replica, and the shared store is unavailable")
 	}

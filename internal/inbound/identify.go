@@ -216,6 +216,17 @@ func (b *heldBody) release() {
 	}
 }
 
+// HoldMore counts bytes that the response takes in memory, in addition to the body, until the request
+// ends. It reports false if the client, or all clients together, hold too many. A client that holds
+// nothing else may hold any number.
+func (q *Request) HoldMore(bytes int64) bool {
+	total := min(bytes, q.gate.config.InFlightLimit/2)
+	if q.held.meter != nil {
+		total += q.held.bytes
+	}
+	return q.held.reserve(q.gate.bodies, q.Caller.BodyOwner(), total)
+}
+
 // readMessage reads the posted message. Its bytes count in meter until the request ends.
 func readMessage(q *Request, limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	r := q.HTTP

@@ -164,9 +164,9 @@ type Handler struct {
 	RequestLimit int64 `json:"request_limit,omitempty"`
 
 	// Maximum number of bytes of all requests held in memory at a time. Beyond it, requests of more
-	// than 64 KiB are refused with status 503. One client may use half of it, and requests that are
-	// not yet authenticated a quarter. It must not be less than request_limit. Default: 256 MiB, or a
-	// quarter of Go's memory limit if that is less
+	// than 64 KiB are refused with status 503. Originals that clients read as resources count, too. One
+	// client may use half of it, and requests that are not yet authenticated a quarter. It must not be
+	// less than request_limit. Default: 256 MiB, or a quarter of Go's memory limit if that is less
 	InFlightLimit int64 `json:"in_flight_limit,omitempty"`
 
 	// Maximum size of a response in bytes. A larger one is replaced by an error, or cut off if part of
