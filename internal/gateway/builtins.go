@@ -348,32 +348,59 @@ func (c builtinCall) answerUnknown(why string) *jsonrpc.Failure {
 	return c.answerText(why, true)
 }
 
-// An index is a search index of tools, rebuilt when their lists change.
+// An index has the search indexes of the lists that clients searched last. Clients with other rules
+// have other lists.
 type index struct {
-	mu    sync.Mutex
+	mu     sync.Mutex
+	latest []searchIndex // the last one used first
+}
+
+// A searchIndex is the search index of some lists.
+type searchIndex struct {
 	lists []*catalog.List
+	bytes int // of the lists
 	tools *toolsearch.Index
 }
 
-// forLists returns the index of the tools in lists.
+// Limits of the search indexes that are kept besides the latest.
+const (
+	maxIndexes      = 8
+	maxIndexedBytes = 16 << 20
+)
+
+// forLists returns the search index of the tools in lists.
 func (x *index) forLists(lists []*catalog.List) *toolsearch.Index {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.tools == nil || !slices.Equal(x.lists, lists) {
+	i := slices.IndexFunc(x.latest, func(known searchIndex) bool { return slices.Equal(known.lists, lists) })
+	var found searchIndex
+	if i >= 0 {
+		found = x.latest[i]
+		x.latest = slices.Delete(x.latest, i, i+1)
+	} else {
 		var all []toolsearch.Tool
 		for _, list := range lists {
 			for i, name := range list.Names {
 				all = append(all, toolsearch.Tool{Name: name, Raw: list.Item(i)})
 			}
+			found.bytes += len(list.Joined)
 		}
-		x.lists, x.tools = lists, toolsearch.New(all)
+		found.lists, found.tools = lists, toolsearch.New(all)
 	}
-	return x.tools
+	kept, bytes := []searchIndex{found}, found.bytes
+	for _, other := range x.latest {
+		if bytes += other.bytes; len(kept) == maxIndexes || bytes > maxIndexedBytes {
+			break
+		}
+		kept = append(kept, other)
+	}
+	x.latest = kept
+	return found.tools
 }
 
-// clear drops the index, so that expired lists can be freed.
+// clear drops the indexes, so that expired lists can be freed.
 func (x *index) clear() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.lists, x.tools = nil, nil
+	x.latest = nil
 }

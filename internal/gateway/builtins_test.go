@@ -9,9 +9,11 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolsearch"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
@@ -316,5 +318,32 @@ func TestUnreadOriginalsAreLimited(t *testing.T) {
 		if w.Body.Len() < 1<<20 {
 			t.Errorf("a read of the client: %d %.200s", w.Code, w.Body)
 		}
+	}
+}
+
+// Clients with different rules search without building the index again for each search.
+func TestIndexesOfSeveralClients(t *testing.T) {
+	x := new(index)
+	lists := make([][]*catalog.List, maxIndexes)
+	built := make([]*toolsearch.Index, maxIndexes)
+	for i := range lists {
+		lists[i] = []*catalog.List{new(catalog.List), new(catalog.List)}
+		built[i] = x.forLists(lists[i])
+	}
+	for i := range lists {
+		if x.forLists(lists[i]) != built[i] {
+			t.Errorf("index %d is built again", i)
+		}
+	}
+	x.forLists(nil)
+	if len(x.latest) != maxIndexes || x.forLists(lists[maxIndexes-1]) != built[maxIndexes-1] {
+		t.Errorf("%d indexes are kept, without the one used last", len(x.latest))
+	}
+	if x.forLists(lists[0]) == built[0] {
+		t.Error("the index used least recently is kept")
+	}
+	x.forLists([]*catalog.List{{Joined: make([]byte, maxIndexedBytes+1)}})
+	if len(x.latest) != 1 {
+		t.Errorf("%d indexes are kept besides a large one", len(x.latest)-1)
 	}
 }

@@ -588,7 +588,7 @@ func TestExpiredLists(t *testing.T) {
 		}
 		time.Sleep(10*time.Minute + idleTime/10)
 		synctest.Wait()
-		if g.index.tools != nil || g.shelf.Expire() > 0 {
+		if g.index.latest != nil || g.shelf.Expire() > 0 {
 			t.Error("lists of idle clients remain")
 		}
 		search()
