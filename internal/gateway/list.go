@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -62,6 +63,10 @@ func (ls lister) list() *jsonrpc.Failure {
 			listBuffers.Put(answer)
 		}
 	}()
+	isLarge := size > maxPooledBuffer
+	if isLarge {
+		size = 0 // the items are not copied
+	}
 	b := append(slices.Grow((*answer)[:0], size+512), `{"jsonrpc":"2.0","id":`...)
 	b = append(b, ls.Message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
@@ -72,17 +77,28 @@ func (ls lister) list() *jsonrpc.Failure {
 	b = append(b, '"')
 	b = append(b, mcp.ListKinds[k].Member...)
 	b = append(b, `":[`...)
-	start := 0
+	var out io.WriteCloser // writes a large answer in parts
+	start, isFirst := 0, true
 	for _, l := range all {
 		items := l.From(min(max(offset-start, 0), len(l.Ends)), min(max(end-start, 0), len(l.Ends)), shared)
 		start += len(l.Ends)
 		if len(items) == 0 {
 			continue
 		}
-		if b[len(b)-1] != '[' {
+		if !isFirst {
 			b = append(b, ',')
 		}
-		b = append(b, items...)
+		isFirst = false
+		if !isLarge {
+			b = append(b, items...)
+			continue
+		}
+		if out == nil {
+			out = ls.out.Large(new(streamable.Event), false)
+		}
+		_, _ = out.Write(b) // fails if the client is gone
+		_, _ = out.Write(items)
+		b = b[:0]
 	}
 	b = append(b, ']')
 	if end < total {
@@ -94,6 +110,11 @@ func (ls lister) list() *jsonrpc.Failure {
 		b = append(b, fresh.Members()...)
 	}
 	*answer = append(b, "}}"...)
+	if out != nil {
+		_, _ = out.Write(*answer)
+		_ = out.Close()
+		return nil
+	}
 	ls.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,8 +16,10 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // pages gives a server a list of tools in pages.
@@ -684,3 +688,58 @@ func TestServersThatStartLate(t *testing.T) {
 		}
 	})
 }
+
+// A large list is not copied for each client that requests it: clients may read it slowly.
+func TestLargeListsAreShared(t *testing.T) {
+	tools := make([]string, 8)
+	for i := range tools {
+		tools[i] = fmt.Sprintf(`{"name":"t%d","description":"%s","inputSchema":{}}`, i, strings.Repeat("x", 1<<20))
+	}
+	large := modernPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"tools":[`+strings.Join(tools, ",")+`],"resultType":"complete","ttlMs":60000,"cacheScope":"public"}`)
+	})
+	g := newGateway(t, nil, large, modernPeer("b").hasTools("x"))
+	u := g.modern(t)
+	request := func() string {
+		body := u.request("1", "tools/list", "{}")
+		var m jsonrpc.Message
+		if failure := m.Read([]byte(body)); failure != nil {
+			t.Fatal(failure)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set("Content-Type", "application/json")
+		mcp.SetModern(r.Header, &m, mcp.Stateless)
+		w := countingWriter{header: http.Header{}}
+		g.NewRequest(&w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: "192.0.2.1"}).Serve()
+		return fmt.Sprint(w.status, " ", w.bytes>>20)
+	}
+	if got := request(); got != "200 8" {
+		t.Fatalf("got %s", got)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	request()
+	runtime.ReadMemStats(&after)
+	if allocated := (after.TotalAlloc - before.TotalAlloc) >> 20; allocated > 2 {
+		t.Errorf("a list of 8 MiB takes %d MiB for a client", allocated)
+	}
+	list := u.ask("tools/list", "{}")
+	var names struct {
+		Tools []struct{ Name, Description string }
+	}
+	if err := json.Unmarshal(list.Result, &names); err != nil || len(names.Tools) != len(tools)+1 ||
+		names.Tools[7].Name != "a::t7" || len(names.Tools[7].Description) != 1<<20 || names.Tools[8].Name != "b::x" {
+		t.Errorf("got %d tools, %v", len(names.Tools), err)
+	}
+}
+
+// A countingWriter counts what is written.
+type countingWriter struct {
+	header        http.Header
+	status, bytes int
+}
+
+func (w *countingWriter) Header() http.Header         { return w.header }
+func (w *countingWriter) WriteHeader(status int)      { w.status = status }
+func (w *countingWriter) Flush()                      {}
+func (w *countingWriter) Write(p []byte) (int, error) { w.bytes += len(p); return len(p), nil }
