@@ -31,6 +31,7 @@ func isWithin(s, prefix string) bool {
 }
 
 var (
+	errLength     = errors.New("it is longer than 64 KiB")
 	errCharacters = errors.New("it contains control characters or is not UTF-8")
 	errEscapes    = errors.New("a % in it is not followed by two hexadecimal digits")
 	errDepth      = errors.New("it is escaped too many times")
@@ -40,8 +41,10 @@ var (
 	errShortName  = errors.New("its path may contain a Windows short name, such as PROGRA~1")
 )
 
-// maxDecodings limits how many times a URI is unescaped.
-const maxDecodings = 5
+const (
+	maxURI       = 64 << 10 // bytes of a URI: to compare the forms of a MiB takes 0.3 s
+	maxDecodings = 5        // how many times a URI is unescaped
+)
 
 // defaultPorts are the ports that a URI may omit, by scheme.
 var defaultPorts = map[string]string{
@@ -60,6 +63,9 @@ func isWeb(scheme string) bool {
 
 // locate returns the location of a URI. It fails if the URI has no canonical form.
 func locate(uri string) (location, error) {
+	if len(uri) > maxURI {
+		return location{}, errLength
+	}
 	if err := checkCharacters(uri); err != nil {
 		return location{}, err
 	}

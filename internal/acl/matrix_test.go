@@ -312,6 +312,8 @@ var matrix = []struct {
 		{"escaped twice", "- resource fs file:///%2573ecret/x"},
 		{"escaped three times", "- resource fs file:///%252573ecret/x"},
 		{"escaped too many times", "- resource fs file:///pub/%25252525252525252573"},
+		{"64 KiB", "+ resource fs file:///pub/" + strings.Repeat("a", maxURI-len("file:///pub/"))},
+		{"more than 64 KiB", "- resource fs file:///pub/" + strings.Repeat("a", maxURI)},
 		{"an escaped slash", "- resource fs file:///secret%2fx"},
 		{"an escaped slash in capitals", "- resource fs file:///secret%2Fx"},
 		{"an escaped slash in front", "- resource fs file://%2fsecret/x"},
