@@ -1096,14 +1096,7 @@ func TestRulesOnArgumentsInHeaders(t *testing.T) {
 			if kind == upstream.Aggregate {
 				name = "a::" + name
 			}
-			body := g.modern(t).request("1", "tools/call", `{"name":"`+name+`","arguments":{"region":"`+test.region+`"}}`)
-			var m jsonrpc.Message
-			if failure := m.Read([]byte(body)); failure != nil {
-				t.Fatal(failure)
-			}
-			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
-			r.Header.Set("Content-Type", "application/json")
-			mcp.SetModern(r.Header, &m, mcp.Stateless)
+			r := g.modern(t).serverRequest("tools/call", `{"name":"`+name+`","arguments":{"region":"`+test.region+`"}}`)
 			for header, value := range map[string]string{"Mcp-Param-Region": test.header, "Mcp-Param-Other": test.other} {
 				if value != "" {
 					r.Header.Set(header, value)

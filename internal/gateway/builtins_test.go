@@ -286,14 +286,7 @@ func TestUnreadOriginalsAreLimited(t *testing.T) {
 	}, modernPeer("a"))
 	writing, read := make(chan struct{}), make(chan struct{})
 	request := func(address string, w http.ResponseWriter) {
-		body := g.modern(t).request("1", "resources/read", `{"uri":"proxy://observation/1"}`)
-		var m jsonrpc.Message
-		if failure := m.Read([]byte(body)); failure != nil {
-			t.Fatal(failure)
-		}
-		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		mcp.SetModern(r.Header, &m, mcp.Stateless)
+		r := g.modern(t).serverRequest("resources/read", `{"uri":"proxy://observation/1"}`)
 		g.NewRequest(w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: address}).Serve()
 	}
 	var slow sync.WaitGroup

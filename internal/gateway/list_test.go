@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strconv"
@@ -701,14 +700,7 @@ func TestLargeListsAreShared(t *testing.T) {
 	g := newGateway(t, nil, large, modernPeer("b").hasTools("x"))
 	u := g.modern(t)
 	request := func() string {
-		body := u.request("1", "tools/list", "{}")
-		var m jsonrpc.Message
-		if failure := m.Read([]byte(body)); failure != nil {
-			t.Fatal(failure)
-		}
-		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
-		r.Header.Set("Content-Type", "application/json")
-		mcp.SetModern(r.Header, &m, mcp.Stateless)
+		r := u.serverRequest("tools/list", "{}")
 		w := countingWriter{header: http.Header{}}
 		g.NewRequest(&w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: "192.0.2.1"}).Serve()
 		return fmt.Sprint(w.status, " ", w.bytes>>20)

@@ -719,6 +719,20 @@ func (u *testClient) request(id, method, params string) string {
 	return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":` + params + `}`
 }
 
+// serverRequest returns the HTTP request with a request of a modern client, as the gateway gets it.
+func (u *testClient) serverRequest(method, params string) *http.Request {
+	u.t.Helper()
+	body := u.request("1", method, params)
+	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	var m jsonrpc.Message
+	if failure := m.Read([]byte(body)); failure != nil {
+		u.t.Fatal(failure)
+	}
+	mcp.SetModern(r.Header, &m, mcp.Stateless)
+	return r
+}
+
 func (u *testClient) meta(more string) []byte {
 	return []byte(`{"io.modelcontextprotocol/protocolVersion":"` + u.version + `","io.modelcontextprotocol/clientInfo":` +
 		u.info +

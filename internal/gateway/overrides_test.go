@@ -167,14 +167,7 @@ func TestOverridesAtOneServer(t *testing.T) {
 		g := newGateway(t, withOverrides(t), p)
 		u := g.modern(t)
 		post := func(method, params string) string {
-			body := u.request("1", method, params)
-			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
-			r.Header.Set("Content-Type", "application/json")
-			var m jsonrpc.Message
-			if failure := m.Read([]byte(body)); failure != nil {
-				t.Fatal(failure)
-			}
-			mcp.SetModern(r.Header, &m, mcp.Stateless)
+			r := u.serverRequest(method, params)
 			r.Header.Set("Mcp-Param-Path", "p")
 			r.Header.Set("Mcp-Param-Root", "/etc")
 			w := httptest.NewRecorder()
