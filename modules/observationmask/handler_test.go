@@ -90,7 +90,12 @@ func front(t *testing.T, h *Handler, next caddyhttp.Handler) *httptest.Server {
 // proxy serves h in front of a real reverse_proxy to upstream.
 func proxy(t *testing.T, h *Handler, upstream http.Handler) *httptest.Server {
 	t.Helper()
-	up := httptest.NewServer(upstream)
+	// A server of net/http that responds before it has read the request closes the body. If reverse_proxy
+	// has not sent all of it yet, it closes the connection.
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		upstream.ServeHTTP(w, r)
+	}))
 	t.Cleanup(up.Close)
 	rp := &reverseproxy.Handler{Upstreams: reverseproxy.UpstreamPool{{Dial: up.Listener.Addr().String()}}}
 	ctx, cancel := newContext(t)
