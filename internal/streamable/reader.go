@@ -314,14 +314,14 @@ func (r *Reader) dispatch() {
 		return
 	}
 	r.message = jsonrpc.Message{}
-	if len(e.Data) > 0 && r.parse() != nil {
-		if r.media != httpbody.EventStream {
+	if len(e.Data) > 0 {
+		invalid := r.parse() != nil
+		if invalid && r.media != httpbody.EventStream {
 			r.err = errNoMessage
 		}
-		return // later messages of a stream may be valid
-	}
-	if len(e.Data) > 0 && !r.isMessage() {
-		return
+		if invalid || !r.isMessage() {
+			return // later messages of a stream may be valid
+		}
 	}
 	if err := r.OnMessage(&e); r.err == nil {
 		r.err = err
